@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <kvcache/dtype.hpp>
+#include <kvcache/types.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+namespace kvcache {
+
+/// An order over the evictable blocks of a pool. It sees ids only; the block manager tells it when a block becomes
+/// evictable and when it stops being so, and evicts only leaves of the prefix tree whatever order the policy keeps.
+/// Equal calls give equal victims: no clock, pointer or hash order may decide. Constructed with the highest block id.
+/// One thread at a time.
+template <class E>
+concept eviction_policy = std::is_nothrow_move_constructible_v<E> && std::constructible_from<E, block_id> &&
+                          requires(E& policy, const E& constant, block_id block) {
+                            { E::name } -> std::convertible_to<const char*>;
+                            { policy.insert(block) } noexcept -> std::same_as<void>;
+                            { policy.erase(block) } noexcept -> std::same_as<void>;
+                            { constant.victim() } noexcept -> std::same_as<block_id>;
+                          };
+
+/// Memory for the bytes of a pool. `allocate` raises system_failure where it gets none and never returns null; the
+/// alignment is a power of two. Thread safe as far as its own state goes.
+template <class A>
+concept memory_allocator = requires(A& allocator, void* memory, std::size_t bytes, std::size_t alignment) {
+  { A::name } -> std::convertible_to<const char*>;
+  { A::space } -> std::convertible_to<memory_space>;
+  { allocator.allocate(bytes, alignment) } -> std::same_as<void*>;
+  { allocator.deallocate(memory, bytes, alignment) } noexcept -> std::same_as<void>;
+};
+
+/// Where (token, head) lies inside one plane of one block, in bytes from the plane's start.
+struct plane_strides {
+  std::int64_t token = 0;
+  std::int64_t head = 0;
+  std::int64_t bytes = 0;  ///< of the whole plane
+};
+
+/// The order of tokens and heads inside a block.
+template <class L>
+concept kv_layout = requires(std::uint32_t block_size, std::uint32_t heads, std::uint32_t head_dim) {
+  { L::name } -> std::convertible_to<const char*>;
+  { L::template strides<bf16>(block_size, heads, head_dim) } noexcept -> std::same_as<plane_strides>;
+};
+
+/// What a variant of attention does beyond the plain softmax. Chosen at compile time, so that what is not used
+/// costs nothing; the values that go with it (window, slopes, ...) come at run time.
+struct variant_features {
+  bool causal = false;    ///< a query sees no token after its own position
+  bool window = false;    ///< a query sees the newest tokens only
+  bool soft_cap = false;  ///< logits pass through cap * tanh(logit / cap)
+  bool alibi = false;     ///< a bias that falls linearly with distance, a slope for each query head
+  bool sinks = false;     ///< one learned logit for each query head joins the softmax and adds no value
+  bool mask = false;      ///< the caller's mask says which token a query sees
+
+  friend constexpr bool operator==(const variant_features&, const variant_features&) = default;
+};
+
+template <class V>
+concept attention_variant = requires {
+  { V::name } -> std::convertible_to<const char*>;
+  { V::features } -> std::convertible_to<variant_features>;
+};
+
+/// The dtype policy: `k` and `v` are element types.
+template <class D>
+concept kv_dtype_policy = element<typename D::k> && element<typename D::v>;
+
+/// Threads that the engine lends. `run(f)` calls f(ith, threads()) once for each ith in [0, threads()), possibly at
+/// the same time, and returns when all have returned.
+template <class E>
+concept executor = requires(E& e, void (*f)(unsigned, unsigned)) {
+  { e.threads() } -> std::convertible_to<unsigned>;
+  e.run(f);
+};
+
+}  // namespace kvcache

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+namespace kvcache {
+
+// memory
+class aligned_allocator;
+class huge_page_allocator;
+class mapped_file_allocator;
+
+// layout
+struct nhd;
+struct hnd;
+
+// eviction
+class lru;
+
+// attention variants
+struct causal;
+
+// the three parts, and what composes the first two
+template <class Eviction>
+class block_manager;
+template <class Policies>
+class storage;
+template <class Policies>
+class attention;
+template <class Policies>
+class cache;
+
+}  // namespace kvcache

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <kvcache/dtype.hpp>
+#include <kvcache/error.hpp>
+
+#include <cstdint>
+#include <string>
+#include <type_traits>
+
+namespace kvcache {
+
+/// The shape of a model's KV: what one token stores in every layer.
+struct geometry {
+  std::uint32_t layers = 0;
+  std::uint32_t kv_heads = 0;
+  std::uint32_t head_dim = 0;    ///< elements of one K vector
+  std::uint32_t head_dim_v = 0;  ///< elements of one V vector; 0: as many as K
+
+  [[nodiscard]] constexpr std::uint32_t v_dim() const noexcept { return head_dim_v != 0 ? head_dim_v : head_dim; }
+  friend constexpr bool operator==(const geometry&, const geometry&) = default;
+};
+
+/// Element types of K and V by run-time name.
+struct kv_format {
+  dtype_id k = dtype_id::bfloat16;
+  dtype_id v = dtype_id::bfloat16;
+};
+
+/// Raises invalid_argument where a shape can hold nothing, naming the value and the limit.
+inline void validate(const geometry& g) {
+  const auto refuse = [](const char* what) {
+    detail::raise<invalid_argument>(std::string("geometry: ") + what + " is 0, at least 1 needed; set it from the model");
+  };
+  if (g.layers == 0) refuse("layers");
+  if (g.kv_heads == 0) refuse("kv_heads");
+  if (g.head_dim == 0) refuse("head_dim");
+}
+
+/// The part of `g` that one of `ranks` devices holds when kv heads are sharded. With fewer heads than ranks, heads
+/// are replicated: each rank holds one. Raises invalid_argument where neither divides the other.
+[[nodiscard]] constexpr geometry shard(const geometry& g, std::uint32_t ranks) {
+  if (ranks == 0 || (g.kv_heads % ranks != 0 && ranks % g.kv_heads != 0))
+    detail::raise<invalid_argument>("shard: " + std::to_string(g.kv_heads) + " kv heads cannot be split evenly over " +
+                                    std::to_string(ranks) + " ranks; one number has to divide the other");
+  geometry part = g;
+  part.kv_heads = g.kv_heads > ranks ? g.kv_heads / ranks : 1;
+  return part;
+}
+
+/// Bytes that one token takes in one layer.
+[[nodiscard]] constexpr std::uint64_t bytes_per_token_and_layer(const geometry& g, kv_format format = {}) noexcept {
+  return std::uint64_t{g.kv_heads} *
+         (std::uint64_t{g.head_dim} * bits(format.k) + std::uint64_t{g.v_dim()} * bits(format.v)) / 8;
+}
+
+/// Bytes that one token takes in all layers.
+[[nodiscard]] constexpr std::uint64_t bytes_per_token(const geometry& g, kv_format format = {}) noexcept {
+  return g.layers * bytes_per_token_and_layer(g, format);
+}
+
+/// Bytes of one block over all layers.
+[[nodiscard]] constexpr std::uint64_t bytes_per_block(const geometry& g, std::uint32_t block_size,
+                                                      kv_format format = {}) noexcept {
+  return block_size * bytes_per_token(g, format);
+}
+
+/// Blocks that `tokens` tokens take.
+[[nodiscard]] constexpr std::uint64_t blocks_for(std::uint64_t tokens, std::uint32_t block_size) noexcept {
+  return (tokens + block_size - 1) / block_size;
+}
+
+/// Bytes that a request of `tokens` tokens takes, its last block's unused slots included.
+[[nodiscard]] constexpr std::uint64_t bytes_per_request(const geometry& g, std::uint64_t tokens,
+                                                        std::uint32_t block_size, kv_format format = {}) noexcept {
+  return blocks_for(tokens, block_size) * bytes_per_block(g, block_size, format);
+}
+
+/// Blocks, the null block apart, that a memory budget holds.
+[[nodiscard]] constexpr std::uint64_t blocks_in(std::uint64_t budget_bytes, const geometry& g, std::uint32_t block_size,
+                                                kv_format format = {}) noexcept {
+  const std::uint64_t blocks = budget_bytes / bytes_per_block(g, block_size, format);
+  return blocks > 0 ? blocks - 1 : 0;
+}
+
+/// How many requests of `tokens` tokens a memory budget holds at once, nothing shared.
+[[nodiscard]] constexpr std::uint64_t concurrency(std::uint64_t budget_bytes, const geometry& g, std::uint64_t tokens,
+                                                  std::uint32_t block_size, kv_format format = {}) noexcept {
+  const std::uint64_t blocks = blocks_for(tokens, block_size);
+  return blocks == 0 ? 0 : blocks_in(budget_bytes, g, block_size, format) / blocks;
+}
+
+static_assert(std::is_trivially_copyable_v<geometry> && std::is_trivially_copyable_v<kv_format>);
+
+}  // namespace kvcache

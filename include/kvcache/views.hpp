@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <kvcache/dtype.hpp>
+#include <kvcache/types.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+
+namespace kvcache {
+
+/// Rows of heads, [rows, heads, head_dim], the elements of a head contiguous: q, k, v or out of one layer, also as a
+/// slice of a fused QKV matrix. Strides count elements. Owns nothing.
+template <class T>
+struct rows_view {
+  T* data = nullptr;
+  std::uint32_t rows = 0;
+  std::uint32_t heads = 0;
+  std::uint32_t head_dim = 0;
+  std::int64_t row_stride = 0;
+  std::int64_t head_stride = 0;
+
+  constexpr rows_view() noexcept = default;
+  constexpr rows_view(T* first, std::uint32_t row_count, std::uint32_t head_count, std::uint32_t dim,
+                      std::int64_t row_step, std::int64_t head_step) noexcept
+      : data(first), rows(row_count), heads(head_count), head_dim(dim), row_stride(row_step), head_stride(head_step) {}
+  /// Rows that lie one after another without gaps.
+  constexpr rows_view(T* first, std::uint32_t row_count, std::uint32_t head_count, std::uint32_t dim) noexcept
+      : rows_view(first, row_count, head_count, dim, std::int64_t{head_count} * dim, dim) {}
+  /// A view to write through reads as well.
+  template <class U>
+    requires std::same_as<const U, T>
+  constexpr rows_view(const rows_view<U>& o) noexcept
+      : rows_view(o.data, o.rows, o.heads, o.head_dim, o.row_stride, o.head_stride) {}
+
+  [[nodiscard]] KVCACHE_HOST_DEVICE constexpr T* at(std::uint32_t row, std::uint32_t head) const noexcept {
+    return data + row * row_stride + head * head_stride;
+  }
+};
+
+/// A run of content units, read from 32-bit token ids or 64-bit units as the caller holds them. Owns nothing.
+class content_view {
+ public:
+  constexpr content_view() noexcept = default;
+  constexpr content_view(const std::int32_t* ids, std::size_t size) noexcept : narrow_(ids), size_(size) {}
+  constexpr content_view(const content_unit* units, std::size_t size) noexcept : wide_(units), size_(size) {}
+  constexpr content_view(std::span<const std::int32_t> ids) noexcept : content_view(ids.data(), ids.size()) {}
+  constexpr content_view(std::span<const content_unit> units) noexcept : content_view(units.data(), units.size()) {}
+  /// Any contiguous container of the two.
+  template <class Container>
+    requires(!std::same_as<std::remove_cvref_t<Container>, content_view>) &&
+            (std::convertible_to<const Container&, std::span<const std::int32_t>> ||
+             std::convertible_to<const Container&, std::span<const content_unit>>)
+  constexpr content_view(const Container& c) noexcept : content_view(c.data(), c.size()) {}
+
+  [[nodiscard]] constexpr std::size_t size() const noexcept { return size_; }
+  [[nodiscard]] constexpr bool empty() const noexcept { return size_ == 0; }
+  /// A negative 32-bit id keeps its 32 bits, so it is a unit of its own and no fingerprint.
+  [[nodiscard]] constexpr content_unit operator[](std::size_t i) const noexcept {
+    return wide_ != nullptr ? wide_[i] : content_unit{static_cast<std::uint32_t>(narrow_[i])};
+  }
+  /// Units [first, first + count).
+  [[nodiscard]] constexpr content_view sub(std::size_t first, std::size_t count) const noexcept {
+    KVCACHE_ASSERT(first + count <= size_, "content_view::sub beyond the end");
+    return wide_ != nullptr ? content_view(wide_ + first, count) : content_view(narrow_ + first, count);
+  }
+
+ private:
+  const content_unit* wide_ = nullptr;
+  const std::int32_t* narrow_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+/// The block tables of a batch, one row a sequence: padded ([rows, columns], short rows end in null blocks) or CSR
+/// (row r is blocks[offsets[r] .. offsets[r + 1])). Entries are block ids, with tail_bit set where the block lies in
+/// the tail pool. Owns nothing.
+class block_tables {
+ public:
+  constexpr block_tables() noexcept = default;
+
+  [[nodiscard]] static constexpr block_tables padded(const block_id* blocks, std::uint32_t rows,
+                                                     std::uint32_t columns) noexcept {
+    block_tables t;
+    t.blocks_ = blocks;
+    t.rows_ = rows;
+    t.columns_ = columns;
+    return t;
+  }
+  /// `offsets` has one entry more than there are rows.
+  [[nodiscard]] static constexpr block_tables csr(const block_id* blocks,
+                                                  std::span<const std::uint32_t> offsets) noexcept {
+    block_tables t;
+    t.blocks_ = blocks;
+    t.offsets_ = offsets.data();
+    t.rows_ = offsets.empty() ? 0 : static_cast<std::uint32_t>(offsets.size() - 1);
+    return t;
+  }
+
+  [[nodiscard]] constexpr std::uint32_t rows() const noexcept { return rows_; }
+  [[nodiscard]] constexpr std::span<const block_id> row(std::uint32_t r) const noexcept {
+    if (offsets_ != nullptr) return {blocks_ + offsets_[r], offsets_[r + 1] - offsets_[r]};
+    return {blocks_ + std::size_t{r} * columns_, columns_};
+  }
+
+ private:
+  const block_id* blocks_ = nullptr;
+  const std::uint32_t* offsets_ = nullptr;
+  std::uint32_t rows_ = 0;
+  std::uint32_t columns_ = 0;
+};
+
+/// What one step computes, for one layer group: sequence r has the queries [query_offsets[r], query_offsets[r + 1])
+/// of the step's rows, and its newest query is the last of its kv_lengths[r] tokens. Host arrays; owns nothing.
+struct batch_view {
+  std::span<const std::uint32_t> query_offsets;  ///< rows + 1 entries, from 0
+  std::span<const std::uint32_t> kv_lengths;     ///< per sequence, this step's tokens included
+  block_tables tables;                           ///< per sequence
+  std::span<const slot_id> slots;                ///< per query token: where its K and V go
+  std::uint32_t block_size = 0;
+
+  [[nodiscard]] constexpr std::uint32_t rows() const noexcept { return static_cast<std::uint32_t>(kv_lengths.size()); }
+  [[nodiscard]] constexpr std::uint32_t tokens() const noexcept {
+    return query_offsets.empty() ? 0 : query_offsets.back();
+  }
+};
+
+/// Where one plane (the K or the V codes) of one layer lies; all strides in bytes, elements of a head contiguous.
+struct plane_view {
+  std::byte* base = nullptr;
+  std::int64_t block_stride = 0;
+  std::int64_t token_stride = 0;
+  std::int64_t head_stride = 0;
+
+  [[nodiscard]] KVCACHE_HOST_DEVICE constexpr std::byte* at(block_id block, std::uint32_t token,
+                                                            std::uint32_t head) const noexcept {
+    return base + static_cast<std::int64_t>(block) * block_stride + token * token_stride + head * head_stride;
+  }
+};
+
+/// The KV of one layer: the pool's planes and, for formats that seal whole blocks, those of the tail pool. Any pool
+/// with strides can be seen so, the library's own or an engine's. Owns nothing.
+struct kv_view {
+  plane_view k;
+  plane_view v;
+  plane_view k_tail;  ///< no base: no block table entry has tail_bit set
+  plane_view v_tail;
+  std::uint32_t blocks = 0;  ///< ids below this may stand in a table, the null block included
+  std::uint32_t tail_blocks = 0;
+  std::uint32_t block_size = 0;
+  std::uint32_t kv_heads = 0;
+  std::uint32_t head_dim = 0;
+  std::uint32_t head_dim_v = 0;
+  dtype_id k_dtype = dtype_id::bfloat16;
+  dtype_id v_dtype = dtype_id::bfloat16;
+
+  /// First element of token `token` of `entry`, an entry of a block table.
+  [[nodiscard]] KVCACHE_HOST_DEVICE constexpr const std::byte* k_at(block_id entry, std::uint32_t token,
+                                                                    std::uint32_t head) const noexcept {
+    return (entry & tail_bit) != 0 ? k_tail.at(entry & ~tail_bit, token, head) : k.at(entry, token, head);
+  }
+  [[nodiscard]] KVCACHE_HOST_DEVICE constexpr const std::byte* v_at(block_id entry, std::uint32_t token,
+                                                                    std::uint32_t head) const noexcept {
+    return (entry & tail_bit) != 0 ? v_tail.at(entry & ~tail_bit, token, head) : v.at(entry, token, head);
+  }
+};
+
+static_assert(std::is_trivially_copyable_v<rows_view<float>> && std::is_trivially_copyable_v<content_view> &&
+              std::is_trivially_copyable_v<block_tables> && std::is_trivially_copyable_v<batch_view> &&
+              std::is_trivially_copyable_v<kv_view>);
+
+}  // namespace kvcache
