@@ -29,4 +29,4 @@ inline auto contains_text(const std::string& part) {
 #endif
 }
 
-} // namespace kvcache_test
+}  // namespace kvcache_test
