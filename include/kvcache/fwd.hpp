@@ -15,8 +15,9 @@ struct hnd;
 // eviction
 class lru;
 
-// attention variants
+// attention variants and backends
 struct causal;
+struct cpu_backend;
 
 // the three parts, and what composes the first two
 template <class Eviction>

@@ -29,6 +29,8 @@ struct policies {
   using eviction = lru;
   /// What a query sees, and what happens to its logits.
   using variant = causal;
+  /// What runs attention. Including <kvcache/attention/cpu/cpu.hpp> brings the kernels of `cpu_backend`.
+  using backend = cpu_backend;
   /// Whether a row's result may never depend on what else is in the batch, bit for bit.
   static constexpr bool batch_invariant = false;
 };
@@ -45,6 +47,7 @@ template <class Policies>
   text += std::string("allocator       ") + Policies::allocator::name + '\n';
   text += std::string("eviction        ") + Policies::eviction::name + '\n';
   text += std::string("variant         ") + Policies::variant::name + '\n';
+  text += std::string("backend         ") + Policies::backend::name + '\n';
   text += std::string("batch_invariant ") + (Policies::batch_invariant ? "true" : "false") + '\n';
   return text;
 }
