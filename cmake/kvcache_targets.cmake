@@ -26,9 +26,13 @@ function(kvcache_setup_target target)
   set_target_properties(${target} PROPERTIES CXX_EXTENSIONS OFF)
 endfunction()
 
+# The tests that ThreadSanitizer is for: those with the label threads.
+add_custom_target(kvcache_threaded_tests)
+
 # kvcache_add_test(NAME SOURCES file... [LABELS label...] [LIBRARIES library...] [DEFINITIONS definition...]
 #                  [OPTIONS flag...] [TIMEOUT seconds])
-# One executable, registered in ctest test case by test case. LABELS are labels for `ctest -L`.
+# One executable, registered in ctest test case by test case. LABELS are labels for `ctest -L`; the label threads
+# also asks for a ThreadSanitizer run. OPTIONS are compiler flags, say -ffast-math or -fno-exceptions.
 function(kvcache_add_test name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT" "SOURCES;LABELS;LIBRARIES;DEFINITIONS;OPTIONS")
   if(arg_UNPARSED_ARGUMENTS OR NOT arg_SOURCES)
@@ -49,6 +53,10 @@ function(kvcache_add_test name)
   target_link_libraries(${name} PRIVATE kvcache_test_main ${arg_LIBRARIES})
   target_compile_definitions(${name} PRIVATE ${arg_DEFINITIONS})
   target_compile_options(${name} PRIVATE ${arg_OPTIONS})
+
+  if(threads IN_LIST arg_LABELS)
+    add_dependencies(kvcache_threaded_tests ${name})
+  endif()
 
   set(list_file ${CMAKE_CURRENT_BINARY_DIR}/${name}_tests.cmake)
   add_custom_command(

@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Everything that tests: layout, AddressSanitizer, ThreadSanitizer, release build, every benchmark once, all tests.
+# Installs what is missing and fetches the model first.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+need_packages "${build_packages[@]}" "${test_packages[@]}"
+
+heading "Model"
+scripts/get_model.sh
+
+heading "Layout of the sources"
+scripts/format.sh
+
+heading "AddressSanitizer and UndefinedBehaviorSanitizer: build"
+cmake --preset asan
+cmake --build --preset asan
+heading "AddressSanitizer and UndefinedBehaviorSanitizer: tests"
+ctest --preset asan
+
+# ThreadSanitizer needs addresses where it expects them; newer kernels randomise further than it knows.
+fixed_addresses=()
+if setarch "$(uname -m)" -R true 2>/dev/null; then
+  fixed_addresses=(setarch "$(uname -m)" -R)
+fi
+heading "ThreadSanitizer: build of the threaded tests"
+cmake --preset tsan
+"${fixed_addresses[@]}" cmake --build --preset tsan
+heading "ThreadSanitizer: tests"
+"${fixed_addresses[@]}" ctest --preset tsan
+
+heading "Release: build"
+cmake --preset release
+cmake --build --preset release
+
+heading "Every benchmark once"
+for bench in build/release/bench/bench_*; do
+  if [ -f "$bench" ] && [ -x "$bench" ]; then
+    "$bench" --benchmark_min_time=0
+  fi
+done
+
+heading "Release: tests"
+ctest --preset release
