@@ -9,7 +9,7 @@ exec python3 - "${CXX:-g++}" "$root/include" "${1:-}" <<'PYTHON'
 import json, pathlib, statistics, subprocess, sys, time
 
 compiler, include, mode = sys.argv[1:4]
-LIMITS = {"kvcache/kvcache.hpp": 1.0, "kvcache/attention/cpu.hpp": 1.8}
+LIMITS = {"kvcache/kvcache.hpp": 1.0, "kvcache/attention/cpu/cpu.hpp": 1.8}
 RUNS = 5
 
 

@@ -186,7 +186,7 @@ class snippets_test(planted_tree):
         self.assert_found(snippets.check(self.root), "docs/page.md", "names no source")
 
     def test_region(self):
-        self.write("tests/a.cpp", LICENCE + "void f() {\n  // [call]\n  g();\n  // [/call]\n}\n")
+        self.write("tests/a.cpp", LICENCE + "void f() {\n  // [call]\n  g();\n  // [call]\n}\n")
         self.write("README.md", "<!-- snippet: tests/a.cpp call -->\n```cpp\ng();\n```\n")
         self.assertEqual(snippets.check(self.root), [])
         self.write("README.md", "<!-- snippet: tests/a.cpp other -->\n```cpp\ng();\n```\n")

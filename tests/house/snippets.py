@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps the C++ in the Markdown files identical to code that compiles. A snippet is
     <!-- snippet: examples/quickstart.cpp name -->
-followed by a ```cpp fence; the source marks the region by lines `// [name]` and `// [/name]`. Without a name the whole
-file is meant, its licence line apart.   usage: snippets.py ROOT [--fix]"""
+followed by a ```cpp fence; the source marks the region by a line `// [name]` before and after it. Without a name the
+whole file is meant, its licence line apart.   usage: snippets.py ROOT [--fix]"""
 import pathlib
 import re
 import sys
@@ -22,10 +22,10 @@ def region(root, file, name):
     lines = path.read_text().splitlines(keepends=True)
     if name is None:
         return "".join(line for line in lines if "SPDX-License-Identifier" not in line).lstrip("\n"), None
-    marks = [line.strip() for line in lines]
-    if f"// [{name}]" not in marks or f"// [/{name}]" not in marks:
-        return None, f"{file} marks no region '// [{name}]' ... '// [/{name}]'"
-    inside = lines[marks.index(f"// [{name}]") + 1:marks.index(f"// [/{name}]")]
+    marks = [at for at, line in enumerate(lines) if line.strip() == f"// [{name}]"]
+    if len(marks) != 2:
+        return None, f"{file} has {len(marks)} lines '// [{name}]', a region has one before it and one after it"
+    inside = lines[marks[0] + 1:marks[1]]
     return textwrap.dedent("".join(inside)), None
 
 
