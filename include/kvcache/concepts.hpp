@@ -27,12 +27,13 @@ concept eviction_policy = std::is_nothrow_move_constructible_v<E> && std::constr
 /// Memory for the bytes of a pool. `allocate` raises system_failure where it gets none and never returns null; the
 /// alignment is a power of two. Thread safe as far as its own state goes.
 template <class A>
-concept memory_allocator = requires(A& allocator, void* memory, std::size_t bytes, std::size_t alignment) {
-  { A::name } -> std::convertible_to<const char*>;
-  { A::space } -> std::convertible_to<memory_space>;
-  { allocator.allocate(bytes, alignment) } -> std::same_as<void*>;
-  { allocator.deallocate(memory, bytes, alignment) } noexcept -> std::same_as<void>;
-};
+concept memory_allocator = std::is_nothrow_move_constructible_v<A> && std::is_nothrow_move_assignable_v<A> &&
+                           requires(A& allocator, void* memory, std::size_t bytes, std::size_t alignment) {
+                             { A::name } -> std::convertible_to<const char*>;
+                             { A::space } -> std::convertible_to<memory_space>;
+                             { allocator.allocate(bytes, alignment) } -> std::same_as<void*>;
+                             { allocator.deallocate(memory, bytes, alignment) } noexcept -> std::same_as<void>;
+                           };
 
 /// Where (token, head) lies inside one plane of one block, in bytes from the plane's start.
 struct plane_strides {

@@ -122,7 +122,7 @@ class [[nodiscard]] result {
     if (has_value_)
       ::new (static_cast<void*>(&value_)) T(std::move(other.value_));
     else
-      failure_ = other.failure_;
+      ::new (static_cast<void*>(&failure_)) failure(other.failure_);
   }
   result& operator=(result&& other) noexcept {
     if (this != &other) {
@@ -145,6 +145,7 @@ class [[nodiscard]] result {
   [[nodiscard]] const T* operator->() const noexcept { return &const_cast<result*>(this)->checked(); }
 
   [[nodiscard]] T& value() & { return has_value_ ? value_ : fail(); }
+  [[nodiscard]] const T& value() const& { return has_value_ ? value_ : fail(); }
   [[nodiscard]] T&& value() && { return std::move(has_value_ ? value_ : fail()); }
 
   /// Precondition: no value.
