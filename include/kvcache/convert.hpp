@@ -21,12 +21,6 @@ KVCACHE_ALWAYS_INLINE void convert_each(const From* in, std::size_t count, To* o
   for (std::size_t i = 0; i < count; ++i) out[i] = from_float<To>(to_float(in[i]));
 }
 
-/// One run of convert_width elements.
-template <class From, class To>
-KVCACHE_ALWAYS_INLINE void convert_run(const From* in, To* out) noexcept {
-  convert_each(in, convert_width, out);
-}
-
 /// f16 from f32 is a few operations for normal results and zero. Where the run holds another value (an f16 subnormal,
 /// an overflow, a NaN) it is done again one by one.
 KVCACHE_ALWAYS_INLINE void convert_run(const float* in, f16* out) noexcept {
@@ -56,6 +50,18 @@ KVCACHE_ALWAYS_INLINE void convert_run(const f16* in, float* out) noexcept {
     out[i] = std::bit_cast<float>(((b & 0x8000u) << 16) | (a != 0 ? normal : 0u));
   }
   if (others != 0) convert_each(in, convert_width, out);
+}
+
+/// bf16 from and to f32 are a shift and a rounding, which compilers turn into vectors by themselves.
+KVCACHE_ALWAYS_INLINE void convert_run(const float* in, bf16* out) noexcept { convert_each(in, convert_width, out); }
+KVCACHE_ALWAYS_INLINE void convert_run(const bf16* in, float* out) noexcept { convert_each(in, convert_width, out); }
+
+/// Between the two 16-bit types, by way of f32.
+template <class From, class To>
+KVCACHE_ALWAYS_INLINE void convert_run(const From* in, To* out) noexcept {
+  float wide[convert_width];
+  convert_run(in, wide);
+  convert_run(wide, out);
 }
 
 }  // namespace detail

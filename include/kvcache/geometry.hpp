@@ -40,7 +40,7 @@ inline void validate(const geometry& g) {
 /// The part of `g` that one of `ranks` devices holds when kv heads are sharded. With fewer heads than ranks, heads
 /// are replicated: each rank holds one. Raises invalid_argument where neither divides the other.
 [[nodiscard]] constexpr geometry shard(const geometry& g, std::uint32_t ranks) {
-  if (ranks == 0 || (g.kv_heads % ranks != 0 && ranks % g.kv_heads != 0))
+  if (ranks == 0 || g.kv_heads == 0 || (g.kv_heads % ranks != 0 && ranks % g.kv_heads != 0))
     detail::raise<invalid_argument>("shard: " + std::to_string(g.kv_heads) + " kv heads cannot be split evenly over " +
                                     std::to_string(ranks) + " ranks; one number has to divide the other");
   geometry part = g;
@@ -67,6 +67,7 @@ inline void validate(const geometry& g) {
 
 /// Blocks that `tokens` tokens take.
 [[nodiscard]] constexpr std::uint64_t blocks_for(std::uint64_t tokens, std::uint32_t block_size) noexcept {
+  KVCACHE_ASSERT(block_size > 0, "blocks_for: block_size is 0, at least 1 needed");
   return (tokens + block_size - 1) / block_size;
 }
 
@@ -79,7 +80,9 @@ inline void validate(const geometry& g) {
 /// Blocks, the null block apart, that a memory budget holds.
 [[nodiscard]] constexpr std::uint64_t blocks_in(std::uint64_t budget_bytes, const geometry& g, std::uint32_t block_size,
                                                 kv_format format = {}) noexcept {
-  const std::uint64_t blocks = budget_bytes / bytes_per_block(g, block_size, format);
+  const std::uint64_t block = bytes_per_block(g, block_size, format);
+  KVCACHE_ASSERT(block > 0, "blocks_in: a block has 0 bytes; check the geometry and the block size");
+  const std::uint64_t blocks = budget_bytes / block;
   return blocks > 0 ? blocks - 1 : 0;
 }
 
