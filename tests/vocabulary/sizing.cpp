@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <kvcache/geometry.hpp>
+
+#include <cstdint>
+
+#include "catch.hpp"
+
+using namespace kvcache;
+using kvcache_test::contains_text;
+
+namespace {
+
+constexpr kv_format f16_format{dtype_id::float16, dtype_id::float16};
+constexpr geometry model_8b{.layers = 32, .kv_heads = 8, .head_dim = 128};
+constexpr geometry model_70b{.layers = 80, .kv_heads = 8, .head_dim = 128};
+constexpr geometry model_70b_mha{.layers = 80, .kv_heads = 64, .head_dim = 128};
+constexpr std::uint64_t gib = std::uint64_t{1} << 30;
+
+// Known at compile time.
+static_assert(bytes_per_token(model_8b, f16_format) == 131'072);
+static_assert(bytes_per_token_and_layer(model_70b, f16_format) == 4'096);
+static_assert(bytes_per_token(model_70b, f16_format) == 327'680);
+static_assert(bytes_per_token(model_70b_mha, f16_format) == 2'621'440);
+
+}  // namespace
+
+TEST_CASE("sizing meets the published values per token") {
+  geometry g = model_8b;  // at run time as well
+  CHECK(bytes_per_token(g, f16_format) == 131'072);
+  g = model_70b;
+  CHECK(bytes_per_token_and_layer(g, f16_format) == 4'096);
+  CHECK(bytes_per_token(g, f16_format) == 327'680);
+  g = model_70b_mha;
+  CHECK(bytes_per_token(g, f16_format) == 2'621'440);
+}
+
+TEST_CASE("sizing counts K and V by their own dtype and dim") {
+  static_assert(bytes_per_token(model_8b) == 131'072);  // bf16 unless said otherwise
+  static_assert(bytes_per_token(model_8b, {dtype_id::float32, dtype_id::float16}) == 131'072 / 2 * 3);
+  constexpr geometry uneven{.layers = 2, .kv_heads = 3, .head_dim = 192, .head_dim_v = 128};
+  static_assert(uneven.v_dim() == 128 && model_8b.v_dim() == 128);
+  static_assert(bytes_per_token_and_layer(uneven, f16_format) == 3 * (192 + 128) * 2);
+  static_assert(bytes_per_token_and_layer(uneven, {dtype_id::float32, dtype_id::bfloat16}) == 3 * (192 * 4 + 128 * 2));
+  SUCCEED();
+}
+
+TEST_CASE("sizing counts whole blocks per request") {
+  static_assert(blocks_for(0, 16) == 0 && blocks_for(1, 16) == 1 && blocks_for(16, 16) == 1 && blocks_for(17, 16) == 2);
+  static_assert(bytes_per_block(model_8b, 16, f16_format) == 2'097'152);
+  static_assert(bytes_per_request(model_8b, 1'000, 16, f16_format) == 63 * 2'097'152ull);
+  static_assert(bytes_per_request(model_8b, 1'000, 1, f16_format) == 131'072'000);
+  static_assert(bytes_per_request(model_8b, 0, 16, f16_format) == 0);
+  SUCCEED();
+}
+
+TEST_CASE("R8 sizing passes 2^32 bytes and tokens exactly") {
+  static_assert(bytes_per_request(model_70b_mha, 1'000'000'000, 16, f16_format) == 2'621'440'000'000'000ull);
+  static_assert(blocks_for(std::uint64_t{1} << 40, 16) == std::uint64_t{1} << 36);
+  SUCCEED();
+}
+
+TEST_CASE("sizing gives the concurrency of a budget, the null block taken off") {
+  // 40 GiB of 2 MiB blocks are 20,480; one is the null block. 4,096 tokens are 256 blocks.
+  static_assert(blocks_in(40 * gib, model_8b, 16, f16_format) == 20'479);
+  static_assert(concurrency(40 * gib, model_8b, 4'096, 16, f16_format) == 79);
+  static_assert(concurrency(40 * gib + 2'097'152, model_8b, 4'096, 16, f16_format) == 80);
+  static_assert(concurrency(40 * gib, model_8b, 4'097, 16, f16_format) == 20'479 / 257);
+  static_assert(blocks_in(0, model_8b, 16) == 0 && blocks_in(2'097'152, model_8b, 16) == 0);
+  static_assert(concurrency(gib, model_8b, 0, 16) == 0);
+  SUCCEED();
+}
+
+TEST_CASE("kv heads are sharded over ranks, and replicated when there are fewer") {
+  static_assert(shard(model_70b, 1) == model_70b);
+  static_assert(shard(model_70b, 4).kv_heads == 2 && shard(model_70b, 8).kv_heads == 1);
+  static_assert(shard(model_70b, 16).kv_heads == 1 && shard(model_70b, 64).kv_heads == 1);
+  static_assert(bytes_per_token(shard(model_70b, 8), f16_format) == 40'960);
+  static_assert(bytes_per_token(shard(model_70b, 16), f16_format) == 40'960);  // two ranks hold the same head
+  static_assert(shard(model_70b, 4).layers == 80 && shard(model_70b, 4).head_dim == 128);
+  SUCCEED();
+}
+
+TEST_CASE("a split that does not come out even is refused by its numbers") {
+  CHECK_THROWS_WITH(shard(model_70b, 3), contains_text("8 kv heads") && contains_text("3 ranks"));
+  CHECK_THROWS_WITH(shard(model_70b, 12), contains_text("12 ranks"));
+  CHECK_THROWS_WITH(shard(model_70b, 0), contains_text("0 ranks"));
+  CHECK_THROWS_WITH(shard({.layers = 1, .kv_heads = 0, .head_dim = 64}, 4), contains_text("0 kv heads"));
+}
