@@ -6,6 +6,7 @@
 #include <kvcache/types.hpp>
 
 #include <cstddef>
+#include <cstdint>
 #include <new>
 #include <string>
 
