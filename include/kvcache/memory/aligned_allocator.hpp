@@ -21,7 +21,9 @@ class aligned_allocator {
 
   /// Memory for `bytes` bytes; `alignment` is a power of two. Raises system_failure where there is none.
   [[nodiscard]] void* allocate(std::size_t bytes, std::size_t alignment) {
-    void* const memory = ::operator new (bytes, std::align_val_t{alignment}, std::nothrow);
+    // Some standard libraries round the size up to the alignment without looking for an overflow.
+    void* const memory =
+        bytes > PTRDIFF_MAX ? nullptr : ::operator new (bytes, std::align_val_t{alignment}, std::nothrow);
     if (memory == nullptr)
       detail::raise<system_failure>("aligned_allocator: no memory for " + std::to_string(bytes) + " bytes aligned to " +
                                     std::to_string(alignment) + "; give the pool fewer blocks, or another allocator");
