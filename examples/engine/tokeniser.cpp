@@ -11,7 +11,9 @@
 namespace engine {
 namespace {
 
-constexpr std::uint64_t pair_key(token_id left, token_id right) noexcept { return std::uint64_t{left} << 32 | right; }
+constexpr std::uint64_t pair_key(token_id left, token_id right) noexcept {
+  return std::uint64_t{static_cast<std::uint32_t>(left)} << 32 | static_cast<std::uint32_t>(right);
+}
 
 /// GGUF's tokenizer.ggml.token_type.
 constexpr std::int64_t control_token = 3;
@@ -168,10 +170,10 @@ std::vector<token_id> tokeniser::encode(std::string_view text, specials how) con
 }
 
 std::string_view tokeniser::bytes_of(token_id token) const {
-  if (token >= tokens_.size())
+  if (token < 0 || static_cast<std::size_t>(token) >= tokens_.size())
     throw bad_input("token " + std::to_string(token) + " is none of the vocabulary's " +
                     std::to_string(tokens_.size()));
-  return tokens_[token];
+  return tokens_[static_cast<std::size_t>(token)];
 }
 
 std::string tokeniser::decode(const std::vector<token_id>& tokens) const {

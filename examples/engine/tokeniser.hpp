@@ -15,7 +15,7 @@
 
 namespace engine {
 
-using token_id = std::uint32_t;
+using token_id = std::int32_t;  ///< what kvcache reads as content
 
 /// What the names of special tokens in a text mean.
 enum class specials {
