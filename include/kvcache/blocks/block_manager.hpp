@@ -38,10 +38,11 @@ namespace kvcache {
 /// Thread safety: none, calls of const members included. Use one thread at a time.
 template <class Eviction>
 class block_manager : private detail::step_owner {
-  static_assert(eviction_policy<Eviction>,
-                "kvcache::block_manager<Eviction> needs an eviction policy: constructible from block_id, nothrow move "
-                "constructible, static const char* name, void insert(block_id) noexcept, void erase(block_id) noexcept, "
-                "block_id victim() const noexcept");
+  static_assert(
+      eviction_policy<Eviction>,
+      "kvcache::block_manager<Eviction> needs an eviction policy: constructible from block_id, nothrow move "
+      "constructible, static const char* name, void insert(block_id) noexcept, void erase(block_id) noexcept, "
+      "block_id victim() const noexcept");
 
  public:
   using eviction_type = std::conditional_t<eviction_policy<Eviction>, Eviction, lru>;
@@ -51,7 +52,14 @@ class block_manager : private detail::step_owner {
 
   /// Raises invalid_argument where blocks is 0 or more than max_blocks, a block size is 0, or hash_bits more than 64.
   /// O(blocks).
-  explicit block_manager(const block_manager_options& options);
+  explicit block_manager(const block_manager_options& options)
+      : groups_(options.layer_groups, options.block_size),
+        pool_(options.blocks),
+        index_(options.blocks, groups_, options.hash_bits),
+        policy_(options.blocks),
+        uses_(std::size_t{options.blocks} + 1),
+        sequences_(groups_.size()),
+        chains_(groups_.size()) {}
   block_manager(const block_manager&) = delete;
   block_manager& operator=(const block_manager&) = delete;
   ~block_manager() = default;
@@ -148,10 +156,68 @@ class block_manager : private detail::step_owner {
     return groups_.block_size(layer_group);
   }
   /// Steps begun and neither dropped nor retired.
-  [[nodiscard]] std::uint32_t steps_in_flight() const noexcept { return static_cast<std::uint32_t>(open_steps_.size()); }
+  [[nodiscard]] std::uint32_t steps_in_flight() const noexcept {
+    return static_cast<std::uint32_t>(open_steps_.size());
+  }
   [[nodiscard]] const block_statistics& statistics() const noexcept { return statistics_; }
+
+ private:
+  using record = detail::step_record;
+  using sequence_state = detail::sequence_state;
+
+  // sequences
+  std::uint32_t look_up(prefix_index::key_set keys, content_view content, std::size_t limit) const noexcept;
+  void carry_tail(const sequence_state& from, sequence_state& to, std::uint32_t tokens) noexcept;
+  void commit_block(sequence_state& s, std::uint32_t group, content_view content) noexcept;
+  [[nodiscard]] std::uint32_t tail_start(std::uint32_t tokens) const noexcept;
+  [[nodiscard]] failure stale(sequence_id sequence) const noexcept;
+  [[nodiscard]] failure in_open_step(const sequence_state& s) const noexcept;
+
+  // blocks
+  block_id allocate() noexcept;
+  void add_holder(block_id block) noexcept;
+  void let_go(block_id block, std::uint64_t step_number) noexcept;
+  void settle(block_id block) noexcept;
+  void forget(block_id block) noexcept;
+  void forget_subtree(block_id block) noexcept;
+  void flush_unkeyed() noexcept;
+  void release_held(detail::held_list& held) noexcept;
+  template <class Keep>
+  void release_beyond(sequence_state& s, std::uint64_t step_number, Keep&& keep) noexcept;
+
+  // steps
+  [[nodiscard]] bool in_flight(std::uint64_t step_number) const noexcept;
+  [[nodiscard]] std::uint64_t newest_step() const noexcept { return retired_ + open_steps_.size(); }
+  result<void> count_wants(std::span<const want> wants, std::uint64_t& needed) const noexcept;
+  record& new_record() noexcept;
+  void recycle(record& r) noexcept;
+  void make_room(record& r, sequence_state& s, bool others_in_flight) noexcept;
+  void describe(record& r) noexcept;
+  void roll_back_newest() noexcept;
+  void free_unused(block_id block) noexcept;
+  void retire_oldest(std::size_t steps) noexcept;
+  result<void> accept_step(record& r, const std::uint32_t* counts, std::size_t size) noexcept override;
+  void drop_step(record& r) noexcept override;
+
+  layer_groups groups_;
+  block_pool pool_;
+  prefix_index index_;
+  eviction_type policy_;
+  mutable std::vector<detail::block_use> uses_;  // by block
+  detail::sequence_table sequences_;
+  std::vector<std::unique_ptr<record>> records_;
+  std::vector<record*> unused_records_;
+  std::vector<record*> open_steps_;  // the oldest first; their numbers follow retired_ without a gap
+  std::uint64_t retired_ = 0;        // number of the newest step that is retired
+  std::uint64_t stamps_ = 0;
+  std::uint64_t batches_ = 0;                        // calls that released blocks
+  std::vector<block_id> unkeyed_;                    // to go to the free list when the call's last block is released
+  mutable std::vector<prefix_index::chain> chains_;  // per group, what look_up found
+  block_statistics statistics_;
 };
 
 }  // namespace kvcache
 
-#include <kvcache/blocks/block_manager.inl>
+#include <kvcache/blocks/block_manager_blocks.inl>
+#include <kvcache/blocks/block_manager_sequences.inl>
+#include <kvcache/blocks/block_manager_steps.inl>

@@ -19,11 +19,10 @@ namespace detail {
 /// What the pool keeps of one step. Records are used again, so that a step allocates nothing once arrays have grown.
 struct step_record {
   struct row {
-    std::uint32_t sequence = 0;  // index
-    std::uint32_t generation = 0;
+    sequence_id sequence;
     std::uint32_t tokens = 0;
-    std::uint32_t start = 0;           // length before the step
-    std::uint64_t previous_step = 0;   // the sequence's newest step before this one
+    std::uint32_t start = 0;          // length before the step
+    std::uint64_t previous_step = 0;  // the sequence's newest step before this one
   };
   // A tail block that was copied because someone else holds it, for rolling back.
   struct replacement {
@@ -50,7 +49,8 @@ struct step_record {
   std::vector<group_arrays> groups;
   std::vector<block_copy> copies;
   std::vector<replacement> replacements;
-  std::vector<block_id> held;  // released while the step may still touch them; see held_list.hpp
+  std::vector<block_id> held;    // released while the step may still touch them; see held_list in block_use.hpp
+  std::uint64_t held_batch = 0;  // the call whose blocks were held last
 };
 
 class step_owner {
@@ -68,8 +68,8 @@ class step_owner {
 /// must not outlive the block manager that began it.
 ///
 /// The arrays behind `batch`, `padded` and `copies` are a snapshot: later calls do not change them, and they stay
-/// valid until the step is retired or dropped. Not thread safe towards the manager's calls; the arrays themselves can be
-/// read from any thread.
+/// valid until the step is retired or dropped. Not thread safe towards the manager's calls; the arrays themselves can
+/// be read from any thread.
 class [[nodiscard]] step {
  public:
   step() noexcept = default;

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <kvcache/types.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace kvcache {
+
+/// The slots of tokens [first, first + out.size()) of a sequence whose blocks are `table`. Precondition: the table
+/// covers them. O(out).
+inline void map_slots(std::span<const block_id> table, std::uint32_t block_size, std::uint32_t first,
+                      std::span<slot_id> out) noexcept {
+  std::size_t done = 0;
+  std::size_t i = first / block_size;
+  std::uint32_t offset = first % block_size;
+  while (done < out.size()) {
+    slot_id slot = make_slot(table[i++], offset, block_size);
+    for (; offset < block_size && done < out.size(); ++offset) out[done++] = slot++;
+    offset = 0;
+  }
+}
+
+namespace detail {
+
+/// What the manager knows of one sequence.
+struct sequence_state {
+  std::uint32_t generation = 0;
+  bool open = false;
+  bool unkeyed = false;                       // its content can no longer be followed in the index
+  std::uint32_t length = 0;                   // accepted
+  std::uint32_t begun = 0;                    // length, and what steps not yet accepted add to it
+  std::uint32_t committed = 0;                // tokens whose content is known
+  mutable bool named = false;                 // within one call that takes several sequences
+  std::uint32_t open_steps = 0;               // steps begun with it and not yet accepted
+  std::uint32_t keys = 0;                     // its set of extra keys in the index
+  std::uint64_t last_step = 0;                // number of the newest step that it takes part in
+  std::vector<std::vector<block_id>> tables;  // per layer group
+  std::vector<content_unit> tail;             // content of [tail_start, committed): what is not in full blocks yet
+  std::uint32_t tail_start = 0;
+};
+
+/// The sequences of a manager. Places are used again with the arrays they have grown, so memory follows the tokens that
+/// were held at once.
+class sequence_table {
+ public:
+  explicit sequence_table(std::uint32_t groups) : groups_(groups) {}
+
+  /// A new sequence without tokens. O(1).
+  sequence_id add() noexcept {
+    if (unused_.empty()) {
+      unused_.push_back(static_cast<std::uint32_t>(states_.size()));
+      states_.emplace_back().tables.resize(groups_);
+    }
+    const std::uint32_t index = unused_.back();
+    unused_.pop_back();
+    states_[index].open = true;
+    return {index, states_[index].generation};
+  }
+  /// Precondition: open, its tables empty.
+  void remove(std::uint32_t index) noexcept {
+    sequence_state& s = states_[index];
+    ++s.generation;
+    s.open = s.unkeyed = false;
+    s.length = s.begun = s.committed = s.open_steps = s.keys = s.tail_start = 0;
+    s.last_step = 0;
+    s.tail.clear();
+    unused_.push_back(index);
+  }
+
+  [[nodiscard]] sequence_state* find(sequence_id id) noexcept {
+    return const_cast<sequence_state*>(static_cast<const sequence_table*>(this)->find(id));
+  }
+  [[nodiscard]] const sequence_state* find(sequence_id id) const noexcept {
+    if (id.index >= states_.size()) return nullptr;
+    const sequence_state& s = states_[id.index];
+    return s.open && s.generation == id.generation ? &s : nullptr;
+  }
+  /// The generation at an index now, 0 where there never was a sequence.
+  [[nodiscard]] std::uint32_t generation(std::uint32_t index) const noexcept {
+    return index < states_.size() ? states_[index].generation : 0;
+  }
+
+ private:
+  std::vector<sequence_state> states_;
+  std::vector<std::uint32_t> unused_;  // a stack
+  std::uint32_t groups_;
+};
+
+}  // namespace detail
+}  // namespace kvcache

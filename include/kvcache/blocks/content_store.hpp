@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <kvcache/types.hpp>
+#include <kvcache/views.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+namespace kvcache::detail {
+
+[[nodiscard]] constexpr bool equal(std::span<const content_unit> stored, content_view content) noexcept {
+  for (std::size_t i = 0; i < stored.size(); ++i)
+    if (stored[i] != content[i]) return false;
+  return true;
+}
+
+/// The content of cached blocks, by block id, in chunks that are allocated when the first of their blocks is cached: it
+/// grows with the blocks in use and never moves. 8 bytes a token.
+class content_store {
+ public:
+  content_store(block_id highest, std::uint32_t block_size)
+      : block_size_(block_size), chunks_((std::size_t{highest} >> chunk_bits) + 1) {}
+
+  void put(block_id block, content_view content) noexcept {
+    auto& chunk = chunks_[block >> chunk_bits];
+    if (!chunk) chunk.reset(new content_unit[std::size_t{block_size_} << chunk_bits]);
+    content_unit* to = chunk.get() + offset(block);
+    for (std::size_t i = 0; i < content.size(); ++i) to[i] = content[i];
+  }
+  /// Precondition: the block's content was put. The first `size` units of it.
+  [[nodiscard]] std::span<const content_unit> get(block_id block, std::uint32_t size) const noexcept {
+    return {chunks_[block >> chunk_bits].get() + offset(block), size};
+  }
+
+ private:
+  static constexpr unsigned chunk_bits = 8;
+
+  [[nodiscard]] std::size_t offset(block_id block) const noexcept {
+    return std::size_t{block & ((1u << chunk_bits) - 1)} * block_size_;
+  }
+
+  std::uint32_t block_size_;
+  std::vector<std::unique_ptr<content_unit[]>> chunks_;
+};
+
+}  // namespace kvcache::detail
