@@ -35,6 +35,53 @@
 #define KVCACHE_NOINLINE
 #endif
 
+// x86 instruction sets beyond the command line's: code between BEGIN and END may use them, and runs only where cpuid
+// has found them. clang needs another pragma than gcc; gcc 12 also warns falsely of uninitialised values inside its own
+// intrinsics, whatever the caller does.
+#define KVCACHE_PRAGMA(text) _Pragma(#text)
+#if defined(__x86_64__) && defined(__clang__)
+#define KVCACHE_X86 1
+#define KVCACHE_ISA_BEGIN(isa) KVCACHE_PRAGMA(clang attribute push(__attribute__((target(isa))), apply_to = function))
+#define KVCACHE_ISA_END KVCACHE_PRAGMA(clang attribute pop)
+#elif defined(__x86_64__) && defined(__GNUC__)
+#define KVCACHE_X86 1
+#define KVCACHE_ISA_BEGIN(isa) \
+  KVCACHE_PRAGMA(GCC push_options) \
+  KVCACHE_PRAGMA(GCC target(isa)) \
+  KVCACHE_PRAGMA(GCC diagnostic push) \
+  KVCACHE_PRAGMA(GCC diagnostic ignored "-Wuninitialized") \
+  KVCACHE_PRAGMA(GCC diagnostic ignored "-Wmaybe-uninitialized")
+#define KVCACHE_ISA_END \
+  KVCACHE_PRAGMA(GCC diagnostic pop) \
+  KVCACHE_PRAGMA(GCC pop_options)
+#else
+#define KVCACHE_X86 0
+#endif
+#if KVCACHE_X86
+#define KVCACHE_AVX2_BEGIN KVCACHE_ISA_BEGIN("avx2,fma,f16c")
+#define KVCACHE_AVX512_BEGIN KVCACHE_ISA_BEGIN("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")
+#endif
+
+#if defined(__clang__)
+#define KVCACHE_UNROLL KVCACHE_PRAGMA(clang loop unroll(full))
+#elif defined(__GNUC__)
+#define KVCACHE_UNROLL KVCACHE_PRAGMA(GCC unroll 32)
+#else
+#define KVCACHE_UNROLL
+#endif
+
+#if KVCACHE_X86
+#define KVCACHE_PAUSE() __builtin_ia32_pause()
+#else
+#define KVCACHE_PAUSE() static_cast<void>(0)
+#endif
+
+#if defined(__GNUC__) || defined(__clang__)
+#define KVCACHE_PREFETCH(address) __builtin_prefetch(address)
+#else
+#define KVCACHE_PREFETCH(address) static_cast<void>(address)
+#endif
+
 /// Stops the program with `text` when `condition` is false and checks are on; costs nothing otherwise.
 #if KVCACHE_CHECKS
 #define KVCACHE_ASSERT(condition, text) \

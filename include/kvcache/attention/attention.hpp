@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <kvcache/attention/executor.hpp>
+#include <kvcache/attention/plan.hpp>
+#include <kvcache/attention/state.hpp>
+#include <kvcache/attention/variant.hpp>
+#include <kvcache/concepts.hpp>
+#include <kvcache/dtype.hpp>
+#include <kvcache/error.hpp>
+#include <kvcache/policies.hpp>
+#include <kvcache/views.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+namespace kvcache {
+
+/// Instruction sets that the CPU kernels are built for.
+enum class cpu_isa : std::uint8_t {
+  best,    ///< the best that this machine has
+  scalar,  ///< plain C++
+  avx2,    ///< AVX2, FMA, F16C
+  avx512,  ///< AVX-512 F, BW, DQ, VL
+};
+
+/// Attention on the CPU. <kvcache/attention/cpu/cpu.hpp> brings the kernels.
+struct cpu_backend {
+  static constexpr const char* name = "cpu";
+  struct options {
+    cpu_isa isa = cpu_isa::best;
+  };
+};
+
+/// What an attention object is told when it is made. All of it may be left out; see each member.
+template <class Backend = cpu_backend>
+struct attention_options {
+  /// The model's heads. Needed where the engine's own threads call run(..., ith, nth); otherwise taken from q and the
+  /// view when a plan runs, at the price of query tiles of a fixed size.
+  attention_shape shape{};
+  /// Threads that work is planned for; 0: those of the executor. Where the engine's own threads run a plan: the most
+  /// that will ever run it together.
+  unsigned threads = 0;
+  /// See plan_options::window.
+  std::uint32_t window = 0;
+  typename Backend::options backend{};
+};
+
+namespace detail {
+
+/// One run, without types.
+struct attention_call {
+  const attention_plan* plan = nullptr;
+  kv_view kv;
+  rows_view<const std::byte> q;  ///< strides in elements of q_dtype
+  rows_view<std::byte> out;      ///< strides in elements of out_dtype
+  dtype_id q_dtype = dtype_id::float32;
+  dtype_id out_dtype = dtype_id::float32;
+  lse_view<float> lse;
+  variant_features features;
+  variant_values values;
+  float scale = 0;
+};
+
+/// The kernels of a backend. A backend's own header specialises this with `present = true`,
+/// `default_executor()`, `validate(options)`, `scratch_floats(call)` and `run<K, V>(call, options, ith, nth)`.
+template <class Backend>
+struct attention_kernels {
+  static constexpr bool present = false;
+};
+
+template <class Policies>
+using attention_variant_or_causal =
+    typename std::conditional_t<attention_variant<typename Policies::variant>,
+                                std::type_identity<typename Policies::variant>, std::type_identity<causal>>::type;
+template <class Policies>
+using attention_dtype_or_bf16 =
+    typename std::conditional_t<kv_dtype_policy<typename Policies::dtype>, std::type_identity<typename Policies::dtype>,
+                                std::type_identity<kv_dtype<bf16>>>::type;
+
+}  // namespace detail
+
+/// Attention over paged KV: `plan` turns a step's batch into work, `run` carries it out for one layer.
+///
+///     kvcache::attention<mine> attention{{.shape = {.query_heads = 32, .kv_heads = 8, .head_dim = 128}}};
+///     auto plan = attention.plan(step->batch());
+///     attention.run(plan, cache, layer, q, out);
+///
+/// Holds no state of a run: any number of threads may plan and run at once, each with a plan of its own. An executor
+/// given to the constructor is referred to and has to outlive the object; without one, the backend's own threads serve.
+template <class Policies>
+class attention {
+ public:
+  static_assert(attention_variant<typename Policies::variant>,
+                "Policies::variant needs: static constexpr const char* name; "
+                "static constexpr kvcache::variant_features features;");
+  static_assert(kv_dtype_policy<typename Policies::dtype>,
+                "Policies::dtype needs: using k = (element type); using v = (element type); as kvcache::kv_dtype has");
+
+  using policies_type = Policies;
+  using variant = detail::attention_variant_or_causal<Policies>;
+  using dtype = detail::attention_dtype_or_bf16<Policies>;
+  using backend = typename Policies::backend;
+  using options_type = attention_options<backend>;
+
+  explicit attention(options_type options = {}) : options_(std::move(options)) {}
+  template <executor E>
+  attention(options_type options, E& threads) : options_(std::move(options)), executor_(threads) {}
+
+  /// Plans a step's attention. `reuse`: a plan that is not needed any more, for its memory. See plan_attention.
+  [[nodiscard]] attention_plan plan(const batch_view& batch, attention_plan reuse = {}) const {
+    using kernels = checked_kernels<>;
+    plan_options o;
+    o.shape = options_.shape;
+    o.features = variant::features;
+    o.threads = options_.threads != 0 ? options_.threads : lent<kernels>().threads();
+    o.batch_invariant = Policies::batch_invariant;
+    o.window = options_.window;
+    attention_plan made = plan_attention(batch, o, std::move(reuse));
+    const attention_shape& s = options_.shape;
+    if (s.query_heads != 0 && s.kv_heads != 0 && s.head_dim != 0) reserve<kernels>(made, s, o.threads);
+    return made;
+  }
+
+  /// Attention of one layer, on the executor; returns when `out` is written. q is [rows, query_heads, head_dim], out
+  /// [rows, query_heads, head_dim_v], rows as in the planned batch; elements f32, f16 or bf16, any strides. A row that
+  /// sees no token is written as 0 with an lse of -inf. Raises invalid_argument, before anything is read or written,
+  /// where shapes, types, values or block ids do not fit. One run of a plan at a time.
+  template <class Q, class Out>
+    requires element<std::remove_const_t<Q>> && element<Out>
+  void run(const attention_plan& plan, const kv_view& kv, rows_view<Q> q, rows_view<Out> out,
+           const variant_values& values = {}, lse_view<float> lse = {}) const {
+    using kernels = checked_kernels<Q>;
+    const detail::attention_call call = checked_call(plan, kv, q, out, values, lse);
+    const executor_ref threads = lent<kernels>();
+    const unsigned nth = plan.units().size() <= 1 ? 1 : threads.threads();
+    reserve<kernels>(plan, {call.q.heads, kv.kv_heads, kv.head_dim, kv.head_dim_v}, nth);
+    auto work = [&](unsigned ith, unsigned n) {
+      kernels::template run<typename dtype::k, typename dtype::v>(call, options_.backend, ith, n);
+    };
+    if (nth == 1)
+      work(0, 1);
+    else
+      threads.run(work);
+  }
+
+  /// The share of thread `ith` of `nth`, on the calling thread: the engine's own threads each call this once for every
+  /// run, with the same arguments but `ith`, and `out` is whole when all have returned. Waits for nobody. All have to
+  /// return before the plan runs again. Needs attention_options::shape, and threads >= nth.
+  template <class Q, class Out>
+    requires element<std::remove_const_t<Q>> && element<Out>
+  void run(const attention_plan& plan, const kv_view& kv, rows_view<Q> q, rows_view<Out> out, unsigned ith,
+           unsigned nth, const variant_values& values = {}, lse_view<float> lse = {}) const {
+    using kernels = checked_kernels<Q>;
+    const detail::attention_call call = checked_call(plan, kv, q, out, values, lse);
+    if (ith >= nth || nth > plan.workspace().threads)
+      refuse("thread " + std::to_string(ith) + " of " + std::to_string(nth) + " runs a plan made for " +
+             std::to_string(plan.workspace().threads) + " threads; set attention_options::shape and threads");
+    kernels::template run<typename dtype::k, typename dtype::v>(call, options_.backend, ith, nth);
+  }
+
+  /// The same over layer `layer` of anything that shows its layers as views.
+  template <class Cache, std::integral Layer, class Q, class Out>
+    requires requires(const Cache& c, Layer l) {
+      { c.view(l) } -> std::convertible_to<kv_view>;
+    }
+  void run(const attention_plan& plan, const Cache& cache, Layer layer, rows_view<Q> q, rows_view<Out> out,
+           const variant_values& values = {}, lse_view<float> lse = {}) const {
+    run(plan, static_cast<kv_view>(cache.view(layer)), q, out, values, lse);
+  }
+  template <class Cache, std::integral Layer, class Q, class Out>
+    requires requires(const Cache& c, Layer l) {
+      { c.view(l) } -> std::convertible_to<kv_view>;
+    }
+  void run(const attention_plan& plan, const Cache& cache, Layer layer, rows_view<Q> q, rows_view<Out> out,
+           unsigned ith, unsigned nth, const variant_values& values = {}, lse_view<float> lse = {}) const {
+    run(plan, static_cast<kv_view>(cache.view(layer)), q, out, ith, nth, values, lse);
+  }
+
+  [[nodiscard]] const options_type& options() const noexcept { return options_; }
+
+ private:
+  [[noreturn]] static void refuse(const std::string& text) { detail::raise<invalid_argument>("attention: " + text); }
+
+  // Dependent, so that a missing header is one message and not a wall of them.
+  template <class... Dependent>
+  struct kernels_of {
+    using type = detail::attention_kernels<backend>;
+    static_assert(sizeof...(Dependent) != ~std::size_t{0} && type::present,
+                  "no kernels for Policies::backend: include <kvcache/attention/cpu/cpu.hpp> (cpu_backend) first");
+  };
+  template <class... Dependent>
+  using checked_kernels = typename kernels_of<Dependent...>::type;
+
+  template <class Kernels>
+  [[nodiscard]] executor_ref lent() const {
+    return executor_ ? executor_ : Kernels::default_executor();
+  }
+
+  template <class Kernels>
+  void reserve(const attention_plan& plan, const attention_shape& shape, unsigned threads) const {
+    const std::uint32_t dim_v = shape.head_dim_v != 0 ? shape.head_dim_v : shape.head_dim;
+    attention_workspace& w = plan.workspace();
+    const std::size_t states = plan.state_rows() * shape.query_heads * (std::size_t{dim_v} + 1);
+    if (w.states.size() < states) w.states.resize(states);
+    const std::size_t each = Kernels::scratch_floats(plan, shape);
+    if (w.scratch_floats < each || w.threads < threads) {
+      w.scratch_floats = (std::max)(w.scratch_floats, each);
+      w.threads = (std::max)(w.threads, threads);
+      w.scratch.resize(w.scratch_floats * w.threads + 16);
+    }
+  }
+
+  template <class Q, class Out>
+  [[nodiscard]] detail::attention_call checked_call(const attention_plan& plan, const kv_view& kv, rows_view<Q> q,
+                                                    rows_view<Out> out, const variant_values& values,
+                                                    lse_view<float> lse) const {
+    using k = typename dtype::k;
+    using v = typename dtype::v;
+    detail::attention_kernels<backend>::validate(options_.backend);
+    const auto differ = [](const char* what, std::uint64_t value, std::uint64_t limit, const char* remedy) {
+      refuse(std::string(what) + " is " + std::to_string(value) + ", " + std::to_string(limit) + " needed; " + remedy);
+    };
+    if (kv.k_dtype != dtype_traits<k>::id || kv.v_dtype != dtype_traits<v>::id)
+      refuse(std::string("the view holds ") + name(kv.k_dtype) + " and " + name(kv.v_dtype) + ", the policies say " +
+             dtype_traits<k>::name + " and " + dtype_traits<v>::name + "; use one policy bundle for both");
+    if (plan.options().features != variant::features || plan.options().batch_invariant != Policies::batch_invariant)
+      refuse("the plan was made for another variant; plan with the object that runs it");
+    if (plan.rows() > 0) {
+      if (kv.block_size != plan.block_size())
+        differ("the view's block_size", kv.block_size, plan.block_size(), "plan and view describe one pool");
+      if (kv.kv_heads == 0 || q.heads == 0 || q.heads % kv.kv_heads != 0)
+        refuse(std::to_string(q.heads) + " query heads are no multiple of " + std::to_string(kv.kv_heads) +
+               " kv heads; give every kv head the same group");
+      if (q.head_dim != kv.head_dim || q.head_dim == 0)
+        differ("q's head_dim", q.head_dim, kv.head_dim, "it has to be that of the keys");
+      if (out.head_dim != kv.head_dim_v || out.head_dim == 0)
+        differ("out's head_dim", out.head_dim, kv.head_dim_v, "it has to be that of the values");
+      if (out.heads != q.heads) differ("out's heads", out.heads, q.heads, "out has the heads of q");
+      if (q.rows < plan.rows()) differ("q's rows", q.rows, plan.rows(), "q has a row for each query of the batch");
+      if (out.rows < plan.rows())
+        differ("out's rows", out.rows, plan.rows(), "out has a row for each query of the batch");
+      const attention_shape& s = plan.options().shape;
+      if (s.query_heads != 0 && s.query_heads != q.heads)
+        differ("q's heads", q.heads, s.query_heads, "the plan was made for so many");
+      if (s.kv_heads != 0 && s.kv_heads != kv.kv_heads)
+        differ("the view's kv_heads", kv.kv_heads, s.kv_heads, "the plan was made for so many");
+      if (s.head_dim != 0 && s.head_dim != kv.head_dim)
+        differ("the view's head_dim", kv.head_dim, s.head_dim, "the plan was made for it");
+      if (s.head_dim != 0 && (s.head_dim_v != 0 ? s.head_dim_v : s.head_dim) != kv.head_dim_v)
+        differ("the view's head_dim_v", kv.head_dim_v, s.head_dim_v != 0 ? s.head_dim_v : s.head_dim,
+               "the plan was made for it");
+      if (plan.blocks_needed() > kv.blocks)
+        refuse("block id " + std::to_string(plan.blocks_needed() - 1) + " stands in a table, the view has " +
+               std::to_string(kv.blocks) + " blocks; table and view belong to one pool");
+      if (plan.tail_blocks_needed() > kv.tail_blocks)
+        refuse("tail block id " + std::to_string(plan.tail_blocks_needed() - 1) + " stands in a table, the view has " +
+               std::to_string(kv.tail_blocks) + " tail blocks; table and view belong to one pool");
+    }
+    validate(variant::features, values, q.heads, plan.rows(), plan.longest());
+    if (plan.options().window != 0 && values.window > plan.options().window)
+      refuse("window is " + std::to_string(values.window) + ", the plan was made for at most " +
+             std::to_string(plan.options().window) + "; set attention_options::window to the largest");
+
+    detail::attention_call call;
+    call.plan = &plan;
+    call.kv = kv;
+    call.q = {reinterpret_cast<const std::byte*>(q.data), q.rows, q.heads, q.head_dim, q.row_stride, q.head_stride};
+    call.out = {
+        reinterpret_cast<std::byte*>(out.data), out.rows, out.heads, out.head_dim, out.row_stride, out.head_stride};
+    call.q_dtype = dtype_traits<std::remove_const_t<Q>>::id;
+    call.out_dtype = dtype_traits<Out>::id;
+    call.lse = lse;
+    call.features = variant::features;
+    call.values = values;
+    call.scale = values.scale != 0 ? values.scale : 1.0f / std::sqrt(static_cast<float>(q.head_dim));
+    return call;
+  }
+
+  options_type options_;
+  executor_ref executor_;
+};
+
+}  // namespace kvcache

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <kvcache/attention/attention.hpp>
+#include <kvcache/attention/cpu/cpuid.hpp>
+#include <kvcache/attention/cpu/scratch.hpp>
+#include <kvcache/attention/cpu/thread_pool.hpp>
+#include <kvcache/attention/cpu/vector_avx2.hpp>
+#include <kvcache/attention/cpu/vector_avx512.hpp>
+#include <kvcache/attention/cpu/vector_scalar.hpp>
+#include <kvcache/detail/config.hpp>
+
+// Everything that kernel.inl uses is included above: a standard header first seen between BEGIN and END would be
+// compiled for that instruction set, for everybody.
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+namespace kvcache::detail::isa_scalar {
+#include <kvcache/attention/cpu/kernel.inl>
+}  // namespace kvcache::detail::isa_scalar
+
+#if KVCACHE_X86
+KVCACHE_AVX2_BEGIN
+namespace kvcache::detail::isa_avx2 {
+#include <kvcache/attention/cpu/kernel.inl>
+}  // namespace kvcache::detail::isa_avx2
+KVCACHE_ISA_END
+
+KVCACHE_AVX512_BEGIN
+namespace kvcache::detail::isa_avx512 {
+#include <kvcache/attention/cpu/kernel.inl>
+}  // namespace kvcache::detail::isa_avx512
+KVCACHE_ISA_END
+#endif
+
+namespace kvcache::detail {
+
+template <>
+struct attention_kernels<cpu_backend> {
+  static constexpr bool present = true;
+
+  [[nodiscard]] static executor_ref default_executor() { return default_thread_pool(); }
+
+  static void validate(const cpu_backend::options& options) {
+    if (options.isa > best_isa())
+      raise<invalid_argument>(std::string("attention: isa is ") + name(options.isa) + ", this machine has " +
+                              name(best_isa()) + " at best; leave it at cpu_isa::best");
+  }
+
+  [[nodiscard]] static std::size_t scratch_floats(const attention_plan& plan, const attention_shape& shape) noexcept {
+    return cpu::tile_scratch(plan.tile_rows(), shape).size();
+  }
+
+  template <class K, class V>
+  static void run(const attention_call& call, const cpu_backend::options& options, unsigned ith,
+                  unsigned nth) noexcept {
+    const cpu_isa isa = options.isa == cpu_isa::best ? best_isa() : options.isa;
+#if KVCACHE_X86
+    if (isa == cpu_isa::avx512) return isa_avx512::run_share<K, V>(call, ith, nth);
+    if (isa == cpu_isa::avx2) return isa_avx2::run_share<K, V>(call, ith, nth);
+#endif
+    static_cast<void>(isa);
+    isa_scalar::run_share<K, V>(call, ith, nth);
+  }
+};
+
+}  // namespace kvcache::detail

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <kvcache/attention/attention.hpp>
+#include <kvcache/detail/config.hpp>
+
+#if KVCACHE_X86
+#include <cpuid.h>
+#endif
+
+namespace kvcache {
+
+[[nodiscard]] constexpr const char* name(cpu_isa isa) noexcept {
+  switch (isa) {
+    case cpu_isa::best: return "best";
+    case cpu_isa::scalar: return "scalar";
+    case cpu_isa::avx2: return "avx2";
+    case cpu_isa::avx512: return "avx512";
+  }
+  return "unknown";
+}
+
+namespace detail {
+
+/// Asks the processor what it has, and the operating system whether it keeps the registers.
+[[nodiscard]] inline cpu_isa detect_isa() noexcept {
+#if KVCACHE_X86
+  unsigned a = 0;
+  unsigned b = 0;
+  unsigned c = 0;
+  unsigned d = 0;
+  if (__get_cpuid(1, &a, &b, &c, &d) == 0) return cpu_isa::scalar;
+  constexpr unsigned fma = 1u << 12;
+  constexpr unsigned osxsave = 1u << 27;
+  constexpr unsigned avx = 1u << 28;
+  constexpr unsigned f16c = 1u << 29;
+  if ((c & (fma | osxsave | avx | f16c)) != (fma | osxsave | avx | f16c)) return cpu_isa::scalar;
+  unsigned low = 0;
+  unsigned high = 0;
+  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  constexpr unsigned ymm = 0x06;  // xmm and ymm state
+  constexpr unsigned zmm = 0xe6;  // and mask registers, zmm 0-15, zmm 16-31
+  if ((low & ymm) != ymm) return cpu_isa::scalar;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return cpu_isa::scalar;
+  constexpr unsigned avx2 = 1u << 5;
+  constexpr unsigned avx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;  // F, DQ, BW, VL
+  if ((b & avx2) == 0) return cpu_isa::scalar;
+  return (b & avx512) == avx512 && (low & zmm) == zmm ? cpu_isa::avx512 : cpu_isa::avx2;
+#else
+  return cpu_isa::scalar;
+#endif
+}
+
+}  // namespace detail
+
+/// The best instruction set of this machine that kernels are built for. Asked once. Thread safe.
+[[nodiscard]] inline cpu_isa best_isa() noexcept {
+  static const cpu_isa best = detail::detect_isa();
+  return best;
+}
+
+}  // namespace kvcache
