@@ -20,7 +20,7 @@ struct causal;
 struct cpu_backend;
 
 // the three parts, and what composes the first two
-template <class Eviction>
+template <class Eviction = lru>
 class block_manager;
 template <class Policies>
 class storage;
