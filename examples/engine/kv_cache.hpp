@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "llama.hpp"
+#include "thread_team.hpp"
+
+#include <kvcache/blocks/block_manager.hpp>
+#include <kvcache/dtype.hpp>
+#include <kvcache/eviction/lru.hpp>
+
+#include <cstdint>
+#include <memory>
+
+namespace engine {
+
+struct kv_options {
+  std::uint32_t block_size = 16;  ///< 8, 16 or 64
+  kvcache::dtype_id dtype = kvcache::dtype_id::float16;
+  std::uint32_t blocks = 0;
+};
+
+/// kvcache::cache and kvcache::attention with block size and dtype chosen at run time. Bookkeeping depends on neither,
+/// so the scheduler sees it as it is; behind the virtual calls lie the bytes.
+class kv_cache : public attention_call {
+ public:
+  virtual ~kv_cache() = default;
+
+  [[nodiscard]] virtual kvcache::block_manager<kvcache::lru>& manager() noexcept = 0;
+
+  /// Between begin and the forward pass: carries out the step's copies and plans its attention. The step has to stay
+  /// until the pass is over.
+  virtual void prepare(const kvcache::step& step) = 0;
+
+  /// Of K and V in all layers.
+  [[nodiscard]] virtual std::uint64_t bytes_per_token() const noexcept = 0;
+};
+
+/// Throws kvcache::invalid_argument or bad_input where the options can never work, kvcache::system_failure where memory
+/// is refused. The team has to outlive the cache.
+[[nodiscard]] std::unique_ptr<kv_cache> make_kv_cache(const llama_shape& shape, const kv_options& options,
+                                                      thread_team& team);
+
+}  // namespace engine

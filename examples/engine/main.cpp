@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+// Serves a language model: see README.md beside this file, or --help.
+#include "bad_input.hpp"
+#include "batcher.hpp"
+#include "chat.hpp"
+#include "gguf.hpp"
+#include "kv_cache.hpp"
+#include "llama.hpp"
+#include "mapped_file.hpp"
+#include "options.hpp"
+#include "printer.hpp"
+#include "report.hpp"
+#include "request_file.hpp"
+#include "tokeniser.hpp"
+
+#include <kvcache/error.hpp>
+#include <kvcache/geometry.hpp>
+
+#include <cstdio>
+#include <exception>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include <unistd.h>
+
+namespace {
+
+using namespace engine;
+
+/// One sentence for what cannot be: checked before anything costs time.
+void check(const options& o) {
+  if (o.block_size == 0) throw bad_input("block size is 0, the least is 1; choose 8, 16 or 64");
+  if (o.defaults.max_tokens == 0) throw bad_input("max tokens is 0, the least is 1");
+  validate(o.defaults.how);
+}
+
+unsigned threads_of(const options& o) {
+  if (o.threads != 0) return o.threads;
+  const unsigned cores = std::thread::hardware_concurrency();
+  return cores != 0 ? cores : 1;
+}
+
+std::uint32_t blocks_of(const options& o) {
+  constexpr std::uint64_t tokens = 8192;
+  return o.blocks != 0 ? o.blocks : static_cast<std::uint32_t>(kvcache::blocks_for(tokens, o.block_size));
+}
+
+class program {
+ public:
+  explicit program(const options& o)
+      : options_(o),
+        file_(o.model),
+        gguf_(file_.bytes()),
+        words_(gguf_),
+        team_(threads_of(o)),
+        model_(gguf_, team_),
+        cache_(make_kv_cache(model_.shape(), {o.block_size, o.dtype, blocks_of(o)}, team_)),
+        printer_(words_, {.text = o.json == "-" ? stderr : stdout,
+                          .headings = !o.requests.empty(),
+                          .progress = o.progress || ::isatty(STDERR_FILENO) != 0}),
+        batcher_(model_, *cache_,
+                 {.max_sequences = o.max_sequences, .chunk = o.chunk, .end_of_sequence = words_.end_of_sequence()},
+                 printer_) {}
+
+  /// 0: all requests were served; 1: some failed; 2: all failed.
+  int run() {
+    if (gguf_.has("kvcache.random_weights"))
+      std::fputs("engine: this model has random weights (see make_model); its answers mean nothing\n", stderr);
+    if (options_.chat)
+      chat();
+    else if (!options_.requests.empty())
+      serve_file();
+    else
+      serve(with_prompt({{"user", options_.prompt}}, "prompt"));
+    report();
+    std::size_t failed = 0;
+    for (const answer& a : batcher_.answers()) failed += a.how == finish::failed ? 1 : 0;
+    if (failed == 0) return 0;
+    return failed == batcher_.answers().size() ? 2 : 1;
+  }
+
+ private:
+  request with_prompt(const std::vector<message>& messages, const std::string& id) const {
+    request out = options_.defaults;
+    out.id = id;
+    out.prompt = encode_chat(words_, messages);
+    return out;
+  }
+
+  void submit(request what) {
+    printer_.expect(what.id);
+    batcher_.submit(std::move(what));
+  }
+
+  const answer& serve(request what) {
+    submit(std::move(what));
+    batcher_.run();
+    return batcher_.answers().back();
+  }
+
+  void serve_file() {
+    for (request& r : read_request_file(options_.requests, words_, options_.defaults)) submit(std::move(r));
+    batcher_.run();
+  }
+
+  // Each turn sends the whole conversation; what earlier turns computed is found in the cache.
+  void chat() {
+    std::vector<message> messages;
+    const bool ask = ::isatty(STDIN_FILENO) != 0;
+    for (std::string line;;) {
+      if (ask) std::fputs("> ", stderr);
+      if (!std::getline(std::cin, line)) break;
+      if (line.empty()) continue;
+      messages.push_back({"user", line});
+      const answer& said = serve(with_prompt(messages, "turn " + std::to_string(batcher_.answers().size() + 1)));
+      if (said.how == finish::failed)
+        messages.pop_back();
+      else
+        messages.push_back({"assistant", words_.decode(said.tokens)});
+    }
+  }
+
+  void report() const {
+    const run_facts facts{.model = std::string(gguf_.has("general.name") ? gguf_.text("general.name") : "unnamed"),
+                          .dtype = kvcache::name(options_.dtype),
+                          .block_size = options_.block_size,
+                          .pool_blocks = cache_->manager().capacity(),
+                          .bytes_per_token = cache_->bytes_per_token(),
+                          .evicted_blocks = cache_->manager().statistics().evicted_blocks,
+                          .threads = team_.threads()};
+    const std::string table = report_table(facts, batcher_.statistics(), batcher_.answers());
+    std::fprintf(options_.json == "-" ? stderr : stdout, "\n%s", table.c_str());
+    if (options_.json.empty()) return;
+    const std::string json = report_json(facts, batcher_.statistics(), batcher_.answers(), words_);
+    if (options_.json == "-") {
+      std::fputs(json.c_str(), stdout);
+      return;
+    }
+    std::ofstream out(options_.json);
+    out << json;
+    out.close();
+    if (!out) throw bad_input("cannot write " + options_.json);
+  }
+
+  const options& options_;
+  mapped_file file_;
+  gguf gguf_;
+  tokeniser words_;
+  thread_team team_;
+  llama model_;
+  std::unique_ptr<kv_cache> cache_;
+  printer printer_;
+  batcher batcher_;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  options o;
+  if (const auto ends = read_options(argc, argv, o)) return *ends;
+  try {
+    check(o);
+    return program(o).run();
+  } catch (const std::exception& fault) {
+    std::fprintf(stderr, "engine: %s\n", fault.what());
+    return 2;
+  }
+}

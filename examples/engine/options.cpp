@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "options.hpp"
+
+#include <CLI/CLI.hpp>
+
+#include <cstdio>
+#include <map>
+
+namespace engine {
+
+std::optional<int> read_options(int argc, const char* const* argv, options& out) {
+  CLI::App app(
+      "Serves a Llama-architecture GGUF model out of paged KV blocks: continuous batching, prefix reuse, "
+      "CPU attention.");
+  app.add_option("--model,-m", out.model, "GGUF file")->envname("KVCACHE_MODEL")->required();
+
+  auto* input = app.add_option_group("input", "what to serve");
+  input->add_option("--prompt,-p", out.prompt, "one message of a user");
+  input->add_option("--requests,-r", out.requests, "a file of requests, one JSON object a line");
+  input->add_flag("--chat,-c", out.chat, "a chat: one message a line on standard input");
+  input->require_option(1);
+
+  request& d = out.defaults;
+  app.add_option("--max-tokens,-n", d.max_tokens, "tokens to generate at most for a request")->capture_default_str();
+  app.add_option("--temperature", d.how.temperature, "0: always the likeliest token")->capture_default_str();
+  app.add_option("--top-k", d.how.top_k, "sample from the k likeliest; 0: from all")->capture_default_str();
+  app.add_option("--top-p", d.how.top_p, "sample from the likeliest that have this probability together")
+      ->capture_default_str();
+  app.add_option("--seed", d.how.seed, "of the random numbers")->capture_default_str();
+  app.add_flag("--ignore-end", d.ignore_end, "go on after the model has ended its answer");
+
+  app.add_option("--block-size", out.block_size, "tokens in a block: 8, 16 or 64")->capture_default_str();
+  const std::map<std::string, kvcache::dtype_id> dtypes{
+      {"f32", kvcache::dtype_id::float32}, {"f16", kvcache::dtype_id::float16}, {"bf16", kvcache::dtype_id::bfloat16}};
+  app.add_option("--kv-dtype", out.dtype, "stored type of K and V: f32, f16 (default) or bf16")
+      ->transform(CLI::CheckedTransformer(dtypes));
+  app.add_option("--blocks", out.blocks, "blocks in the pool; 0: enough for 8192 tokens")->capture_default_str();
+  app.add_option("--max-sequences", out.max_sequences, "requests served at once")->capture_default_str();
+  app.add_option("--chunk", out.chunk, "prompt tokens computed in one step")->capture_default_str();
+  app.add_option("--threads,-t", out.threads, "threads; 0: one a core")->capture_default_str();
+
+  app.add_option("--json", out.json,
+                 "write the table and the answers as JSON to this file; -: to standard output, and "
+                 "text to standard error");
+  app.add_flag("--progress", out.progress, "tell how far long prompts are, also where standard error is no terminal");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp& call) {
+    return app.exit(call);
+  } catch (const CLI::ParseError& fault) {
+    std::fprintf(stderr, "engine: %s\n", fault.what());
+    return 2;
+  }
+  return std::nullopt;
+}
+
+}  // namespace engine

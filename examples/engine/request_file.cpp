@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "request_file.hpp"
+
+#include "bad_input.hpp"
+#include "chat.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <limits>
+
+namespace engine {
+namespace {
+
+using nlohmann::json;
+
+std::string text_of(const json& value, const std::string& key) {
+  if (!value.is_string()) throw bad_input("'" + key + "' is " + value.dump().substr(0, 80) + ", it must be a string");
+  return value.get<std::string>();
+}
+
+template <class Integer>
+Integer count_of(const json& value, const std::string& key) {
+  constexpr std::uint64_t most = std::numeric_limits<Integer>::max();
+  if (!value.is_number_unsigned() || value.get<std::uint64_t>() > most)
+    throw bad_input("'" + key + "' is " + value.dump().substr(0, 80) + ", it must be an integer from 0 to " +
+                    std::to_string(most));
+  return value.get<Integer>();
+}
+
+float real_of(const json& value, const std::string& key) {
+  if (!value.is_number()) throw bad_input("'" + key + "' is " + value.dump().substr(0, 80) + ", it must be a number");
+  return value.get<float>();
+}
+
+bool flag_of(const json& value, const std::string& key) {
+  if (!value.is_boolean())
+    throw bad_input("'" + key + "' is " + value.dump().substr(0, 80) + ", it must be true or false");
+  return value.get<bool>();
+}
+
+std::vector<message> messages_of(const json& value) {
+  if (!value.is_array() || value.empty())
+    throw bad_input("'messages' must be an array of at least 1 object with role and content");
+  std::vector<message> out;
+  for (const json& entry : value) {
+    if (!entry.is_object() || entry.size() != 2 || !entry.contains("role") || !entry.contains("content"))
+      throw bad_input("a message is " + entry.dump().substr(0, 80) + ", it must have the keys role and content");
+    message& m = out.emplace_back();
+    m.role = text_of(entry["role"], "role");
+    m.content = text_of(entry["content"], "content");
+    if (m.role != "system" && m.role != "user" && m.role != "assistant")
+      throw bad_input("'role' is '" + m.role.substr(0, 80) + "', it must be system, user or assistant");
+  }
+  return out;
+}
+
+request read_request(const std::string& line, const tokeniser& words, const request& defaults) {
+  const json object = json::parse(line);
+  if (!object.is_object()) throw bad_input("it is no JSON object");
+  request out = defaults;
+  std::vector<message> messages;
+  if (object.contains("prompt") == object.contains("messages"))
+    throw bad_input("it must have one of the keys 'prompt' and 'messages'");
+  for (const auto& [key, value] : object.items()) {
+    if (key == "prompt")
+      messages = {{"user", text_of(value, key)}};
+    else if (key == "messages")
+      messages = messages_of(value);
+    else if (key == "id")
+      out.id = text_of(value, key);
+    else if (key == "max_tokens")
+      out.max_tokens = count_of<std::uint32_t>(value, key);
+    else if (key == "ignore_end")
+      out.ignore_end = flag_of(value, key);
+    else if (key == "temperature")
+      out.how.temperature = real_of(value, key);
+    else if (key == "top_k")
+      out.how.top_k = count_of<std::uint32_t>(value, key);
+    else if (key == "top_p")
+      out.how.top_p = real_of(value, key);
+    else if (key == "seed")
+      out.how.seed = count_of<std::uint64_t>(value, key);
+    else
+      throw bad_input("it has an unknown key '" + key.substr(0, 80) + "'");
+  }
+  validate(out.how);
+  out.prompt = encode_chat(words, messages);
+  return out;
+}
+
+}  // namespace
+
+std::vector<request> read_requests(std::istream& in, const std::string& name, const tokeniser& words,
+                                   const request& defaults) {
+  std::vector<request> out;
+  std::string line;
+  for (std::size_t number = 1; std::getline(in, line); ++number) {
+    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+    const std::string where = name + " line " + std::to_string(number) + ": ";
+    request with_id = defaults;
+    with_id.id = std::to_string(number);
+    try {
+      out.push_back(read_request(line, words, with_id));
+    } catch (const json::exception& fault) {
+      throw bad_input(where + "it is no JSON (" + fault.what() + ")");
+    } catch (const bad_input& fault) {
+      throw bad_input(where + fault.what());
+    }
+  }
+  if (out.empty()) throw bad_input(name + " holds 0 requests, the least is 1");
+  return out;
+}
+
+std::vector<request> read_request_file(const std::string& path, const tokeniser& words, const request& defaults) {
+  std::ifstream in(path);
+  if (!in) throw bad_input("cannot open " + path + ": " + std::strerror(errno));
+  return read_requests(in, path, words, defaults);
+}
+
+}  // namespace engine
