@@ -13,10 +13,15 @@ namespace {
 
 constexpr std::size_t alignment = 32;
 
+void put_bytes(std::vector<std::byte>& out, const void* from, std::size_t size) {
+  const std::size_t before = out.size();
+  out.resize(before + size);
+  if (size > 0) std::memcpy(out.data() + before, from, size);
+}
+
 template <class T>
 void put(std::vector<std::byte>& out, const T& value) {
-  const auto* from = reinterpret_cast<const std::byte*>(&value);
-  out.insert(out.end(), from, from + sizeof(T));
+  put_bytes(out, &value, sizeof(T));
 }
 
 void put_string(std::vector<std::byte>& out, std::string_view text) {
