@@ -70,7 +70,10 @@ concept attention_variant = requires {
 
 /// The dtype policy: `k` and `v` are element types.
 template <class D>
-concept kv_dtype_policy = element<typename D::k> && element<typename D::v>;
+concept kv_dtype_policy = requires {
+  typename D::k;
+  typename D::v;
+} && element<typename D::k> && element<typename D::v>;
 
 /// Threads that the engine lends. `run(f)` calls f(ith, threads()) once for each ith in [0, threads()), possibly at
 /// the same time, and returns when all have returned.

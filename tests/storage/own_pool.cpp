@@ -52,15 +52,15 @@ kv_view interleaved(std::byte* base) {
   return view;
 }
 
-/// Head before block, and a gap after each token: [head][block][token].
+/// Head before block, and a gap after each token, in K as wide as the other head would be: [head][block][token].
 kv_view heads_outermost(std::byte* base) {
   kv_view view = interleaved(base);
-  view.k = {base, block_size * 32, 32, pool_blocks * block_size * 32};
-  view.v = {base + heads * pool_blocks * block_size * 32, block_size * 24, 24, pool_blocks * block_size * 24};
+  view.k = {base, block_size * 48, 48, pool_blocks * block_size * 48};
+  view.v = {base + heads * pool_blocks * block_size * 48, block_size * 24, 24, pool_blocks * block_size * 24};
   return view;
 }
 
-constexpr std::size_t pool_bytes = heads * pool_blocks * block_size * (32 + 24);
+constexpr std::size_t pool_bytes = heads * pool_blocks * block_size * (48 + 24);
 
 void expect_own(bytes& image, std::size_t start, const kv_view& view, const std::byte* base,
                 const rows_view<const float>& k, const rows_view<const float>& v, const std::vector<slot_id>& slots) {
