@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// Every host header that needs only the standard library. The kernels of attention come with
+/// <kvcache/attention/cpu/cpu.hpp>, which brings threads.
+
+#include <kvcache/attention/attention.hpp>
+#include <kvcache/attention/plan.hpp>
+#include <kvcache/attention/state.hpp>
+#include <kvcache/attention/variant.hpp>
+#include <kvcache/blocks/block_manager.hpp>
+#include <kvcache/cache.hpp>
+#include <kvcache/concepts.hpp>
+#include <kvcache/dispatch.hpp>
+#include <kvcache/dtype.hpp>
+#include <kvcache/error.hpp>
+#include <kvcache/eviction/lru.hpp>
+#include <kvcache/geometry.hpp>
+#include <kvcache/layout/hnd.hpp>
+#include <kvcache/layout/nhd.hpp>
+#include <kvcache/memory/aligned_allocator.hpp>
+#include <kvcache/memory/huge_page_allocator.hpp>
+#include <kvcache/memory/mapped_file_allocator.hpp>
+#include <kvcache/policies.hpp>
+#include <kvcache/storage.hpp>
+#include <kvcache/transfer.hpp>
+#include <kvcache/types.hpp>
+#include <kvcache/version.hpp>
+#include <kvcache/views.hpp>
