@@ -39,7 +39,7 @@ unsigned serve(kvcache::cache<mine>& cache, kvcache::attention<mine>& attention,
   cache.close(request.sequence).value();
   return request.reused_tokens;
 }
-// [/quickstart]
+// [quickstart]
 
 int main() {
   kvcache::cache<mine> cache(model, {.blocks = 64});
