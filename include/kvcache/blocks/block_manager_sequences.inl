@@ -38,7 +38,7 @@ admission block_manager<Eviction>::predict(const open_request& request) const no
   const std::uint64_t size = request.content.size();
   const std::uint64_t tokens = size > request.reserve ? size : request.reserve;
   a.total_blocks = tokens > max_length ? std::numeric_limits<std::uint64_t>::max() : groups_.blocks_for(tokens);
-  a.reused_tokens = size == 0 || a.total_blocks > a.capacity
+  a.reused_tokens = size == 0 || size > max_length
                         ? look_up(prefix_index::no_keys(), {}, 0)
                         : look_up(index_.find_keys(request.keys), request.content, request.content.size() - 1);
   for (std::uint32_t g = 0; g < groups_.size(); ++g) {

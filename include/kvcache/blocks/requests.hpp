@@ -22,7 +22,7 @@ struct block_manager_options {
 
 /// A request to open a sequence.
 struct open_request {
-  content_view content;                  ///< the prompt; at least one unit
+  content_view content = {};             ///< the prompt; at least one unit
   std::span<const extra_key> keys = {};  ///< a set: order and repetition do not matter
   std::uint64_t reserve = 0;             ///< tokens for which blocks shall be held in all; 0: only what is cached
 };
