@@ -3,8 +3,6 @@
 
 #include <kvcache/concepts.hpp>
 
-#include <memory>
-
 namespace kvcache {
 
 /// Any executor, without its type. Refers to it and owns nothing: the executor outlives the reference.
@@ -15,7 +13,7 @@ class executor_ref {
   executor_ref() noexcept = default;
   template <executor E>
   executor_ref(E& e) noexcept
-      : object_(std::addressof(e)),
+      : object_(&e),
         threads_([](void* object) -> unsigned { return static_cast<E*>(object)->threads(); }),
         run_([](void* object, task t, void* context) {
           static_cast<E*>(object)->run([t, context](unsigned ith, unsigned nth) { t(context, ith, nth); });
@@ -27,8 +25,7 @@ class executor_ref {
   template <class F>
   void run(F& f) const {
     run_(
-        object_, [](void* context, unsigned ith, unsigned nth) { (*static_cast<F*>(context))(ith, nth); },
-        std::addressof(f));
+        object_, [](void* context, unsigned ith, unsigned nth) { (*static_cast<F*>(context))(ith, nth); }, &f);
   }
 
  private:

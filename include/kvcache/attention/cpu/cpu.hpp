@@ -8,9 +8,10 @@
 #include <kvcache/attention/cpu/vector_avx2.hpp>
 #include <kvcache/attention/cpu/vector_avx512.hpp>
 #include <kvcache/attention/cpu/vector_scalar.hpp>
+#include <kvcache/attention/cpu/work.hpp>
 #include <kvcache/detail/config.hpp>
 
-// Everything that kernel.inl uses is included above: a standard header first seen between BEGIN and END would be
+// Everything that the .inl files use is included above: a standard header first seen between BEGIN and END would be
 // compiled for that instruction set, for everybody.
 #include <atomic>
 #include <bit>
@@ -21,19 +22,23 @@
 #include <string>
 
 namespace kvcache::detail::isa_scalar {
-#include <kvcache/attention/cpu/kernel.inl>
+#include <kvcache/attention/cpu/tile.inl>
 }  // namespace kvcache::detail::isa_scalar
 
 #if KVCACHE_X86
 KVCACHE_AVX2_BEGIN
 namespace kvcache::detail::isa_avx2 {
-#include <kvcache/attention/cpu/kernel.inl>
+#include <kvcache/attention/cpu/tile.inl>
+
+#include <kvcache/attention/cpu/decode.inl>
 }  // namespace kvcache::detail::isa_avx2
 KVCACHE_ISA_END
 
 KVCACHE_AVX512_BEGIN
 namespace kvcache::detail::isa_avx512 {
-#include <kvcache/attention/cpu/kernel.inl>
+#include <kvcache/attention/cpu/tile.inl>
+
+#include <kvcache/attention/cpu/decode.inl>
 }  // namespace kvcache::detail::isa_avx512
 KVCACHE_ISA_END
 #endif
@@ -53,7 +58,9 @@ struct attention_kernels<cpu_backend> {
   }
 
   [[nodiscard]] static std::size_t scratch_floats(const attention_plan& plan, const attention_shape& shape) noexcept {
-    return cpu::tile_scratch(plan.tile_rows(), shape).size();
+    const std::size_t tile = cpu::tile_scratch(plan.tile_rows(), shape).size();
+    const std::size_t decode = cpu::decode_scratch(shape).size();
+    return cpu::padded(tile > decode ? tile : decode);
   }
 
   template <class K, class V>
@@ -61,11 +68,11 @@ struct attention_kernels<cpu_backend> {
                   unsigned nth) noexcept {
     const cpu_isa isa = options.isa == cpu_isa::best ? best_isa() : options.isa;
 #if KVCACHE_X86
-    if (isa == cpu_isa::avx512) return isa_avx512::run_share<K, V>(call, ith, nth);
-    if (isa == cpu_isa::avx2) return isa_avx2::run_share<K, V>(call, ith, nth);
+    if (isa == cpu_isa::avx512) return cpu::run_share(call, ith, nth, isa_avx512::run_unit<K, V>);
+    if (isa == cpu_isa::avx2) return cpu::run_share(call, ith, nth, isa_avx2::run_unit<K, V>);
 #endif
     static_cast<void>(isa);
-    isa_scalar::run_share<K, V>(call, ith, nth);
+    cpu::run_share(call, ith, nth, isa_scalar::run_tile<K, V>);
   }
 };
 

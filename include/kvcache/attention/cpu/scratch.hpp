@@ -3,10 +3,8 @@
 
 #include <kvcache/attention/attention.hpp>
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 
 namespace kvcache::detail::cpu {
 
@@ -36,74 +34,31 @@ struct tile_scratch {
   [[nodiscard]] constexpr std::size_t size() const noexcept { return per_row() + 7 * rows; }
 };
 
-/// The float at element `i` of `from`, of the given type.
-[[nodiscard]] inline float load_element(const std::byte* from, std::int64_t i, dtype_id id) noexcept {
-  if (id == dtype_id::float32) {
-    float x;
-    std::memcpy(&x, from + i * 4, sizeof x);
-    return x;
-  }
-  std::uint16_t bits16;
-  std::memcpy(&bits16, from + i * 2, sizeof bits16);
-  return id == dtype_id::float16 ? to_float(f16{bits16}) : to_float(bf16{bits16});
-}
+/// Tokens that decoding takes from each kv head at a time.
+inline constexpr std::size_t decode_chunk = 32;
+/// Decoding takes groups below this; larger ones are tiles of their own.
+inline constexpr std::uint32_t decode_group = 16;
 
-/// Ends a row: its sink joins, and output and lse are written in the caller's types. `output` is changed.
-inline void finish_row(const attention_call& call, std::uint32_t row, std::uint32_t head, float* output,
-                       float lse) noexcept {
-  const std::uint32_t dim = call.out.head_dim;
-  if (call.features.sinks) apply_sink(call.values.sinks[head], dim, output, &lse);
-  const std::int64_t first = row * call.out.row_stride + head * call.out.head_stride;
-  if (call.out_dtype == dtype_id::float32) {
-    std::memcpy(call.out.data + first * 4, output, std::size_t{dim} * sizeof(float));
-  } else {
-    std::byte* const to = call.out.data + first * 2;
-    for (std::uint32_t d = 0; d < dim; ++d) {
-      const std::uint16_t bits16 =
-          call.out_dtype == dtype_id::float16 ? from_float<f16>(output[d]).bits : from_float<bf16>(output[d]).bits;
-      std::memcpy(to + d * 2, &bits16, sizeof bits16);
-    }
-  }
-  if (call.lse.data != nullptr)
-    *call.lse.at(row, head) = call.lse.base == lse_base::two || is_empty(lse) ? lse : lse * ln_2;
-}
+/// Parts of one thread's scratch for decoding, in floats.
+struct decode_scratch {
+  std::size_t heads = 0;
+  std::size_t dim = 0;
+  std::size_t dim_v = 0;
 
-/// Takes a row's result over one part: the row's end where the tile has one part, else a state to be merged.
-inline void leave_row(const attention_call& call, const query_tile& tile, const work_unit& unit, std::uint32_t row,
-                      std::uint32_t head, float* output, float lse) noexcept {
-  if (tile.parts == 1) {
-    finish_row(call, row, head, output, lse);
-    return;
-  }
-  const attention_workspace& w = call.plan->workspace();
-  const std::size_t dim = call.out.head_dim;
-  const std::size_t rows = tile.query_end - tile.query_begin;
-  const std::size_t at = (tile.first_row + unit.part * rows + (row - tile.query_begin)) * call.q.heads + head;
-  float* const states = const_cast<float*>(w.states.data());
-  std::memcpy(states + at * dim, output, dim * sizeof(float));
-  states[call.plan->state_rows() * call.q.heads * dim + at] = lse;
-}
+  constexpr explicit decode_scratch(const attention_shape& s) noexcept
+      : heads(s.query_heads), dim(padded(s.head_dim)), dim_v(padded(s.head_dim_v != 0 ? s.head_dim_v : s.head_dim)) {}
 
-/// Ends a unit of a tile with several parts. Whoever ends last merges the parts of every row, in their order.
-inline void leave_part(const attention_call& call, const query_tile& tile, const work_unit& unit) noexcept {
-  attention_workspace& w = call.plan->workspace();
-  std::atomic_ref<std::uint32_t> arrivals(w.arrivals[unit.tile]);
-  if (arrivals.fetch_add(1, std::memory_order_acq_rel) + 1 != tile.parts) return;
-  arrivals.store(0, std::memory_order_relaxed);
-  const std::size_t heads = call.q.heads;
-  const std::size_t dim = call.out.head_dim;
-  const std::size_t rows = tile.query_end - tile.query_begin;
-  float* const outputs = w.states.data();
-  float* const lses = outputs + call.plan->state_rows() * heads * dim;
-  for (std::uint32_t row = tile.query_begin; row < tile.query_end; ++row) {
-    for (std::uint32_t head = 0; head < heads; ++head) {
-      const std::size_t at = (tile.first_row + (row - tile.query_begin)) * heads + head;
-      float lse = 0;
-      merge_states(tile.parts, outputs + at * dim, static_cast<std::int64_t>(rows * heads * dim), lses + at,
-                   static_cast<std::int64_t>(rows * heads), static_cast<std::uint32_t>(dim), outputs + at * dim, &lse);
-      finish_row(call, row, head, outputs + at * dim, lse);
-    }
-  }
-}
+  [[nodiscard]] constexpr std::size_t queries() const noexcept { return 0; }                         // [heads, dim]
+  [[nodiscard]] constexpr std::size_t output() const noexcept { return heads * dim; }                // [heads, dim_v]
+  [[nodiscard]] constexpr std::size_t top() const noexcept { return output() + heads * dim_v; }      // [heads, 16]
+  [[nodiscard]] constexpr std::size_t total() const noexcept { return top() + heads * padding; }     // [heads, 16]
+  [[nodiscard]] constexpr std::size_t slope() const noexcept { return total() + heads * padding; }   // [heads, 16]
+  [[nodiscard]] constexpr std::size_t logits() const noexcept { return slope() + heads * padding; }  // [chunk, 8]
+  [[nodiscard]] constexpr std::size_t distance() const noexcept {
+    return logits() + decode_chunk * 8;
+  }                                                                                                    // [4, chunk, 8]
+  [[nodiscard]] constexpr std::size_t row() const noexcept { return distance() + decode_chunk * 32; }  // [dim or dim_v]
+  [[nodiscard]] constexpr std::size_t size() const noexcept { return row() + (dim > dim_v ? dim : dim_v); }
+};
 
 }  // namespace kvcache::detail::cpu

@@ -16,6 +16,7 @@ namespace kvcache::detail::isa_avx2 {
 
 inline constexpr int lanes = 8;
 inline constexpr int row_block = 4;
+inline constexpr int head_block = 4;
 
 using vec = __m256;
 struct mask {
@@ -57,6 +58,41 @@ KVCACHE_ALWAYS_INLINE vec widen(const std::byte* from) noexcept {
   else
     return _mm256_castsi256_ps(
         _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))), 16));
+}
+
+template <class T>
+inline constexpr bool sorted_pairs = std::is_same_v<T, bf16>;
+
+template <class T>
+KVCACHE_ALWAYS_INLINE void widen_pair(const std::byte* from, vec& a, vec& b) noexcept {
+  if constexpr (sorted_pairs<T>) {
+    const __m256i both_halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+    a = _mm256_castsi256_ps(_mm256_slli_epi32(both_halves, 16));
+    b = _mm256_castsi256_ps(_mm256_and_si256(both_halves, _mm256_set1_epi32(static_cast<int>(0xffff'0000u))));
+  } else {
+    a = widen<T>(from);
+    b = widen<T>(from + lanes * sizeof(T));
+  }
+}
+
+template <int Distance>
+KVCACHE_ALWAYS_INLINE vec swap_lanes(vec x) noexcept {
+  if constexpr (Distance == 4)
+    return _mm256_permute2f128_ps(x, x, 0x01);
+  else if constexpr (Distance == 2)
+    return _mm256_permute_ps(x, 0x4e);
+  else
+    return _mm256_permute_ps(x, 0xb1);
+}
+
+KVCACHE_ALWAYS_INLINE vec sums(const vec (&x)[lanes]) noexcept {
+  vec half[4];
+  KVCACHE_UNROLL
+  for (int i = 0; i < 4; ++i)
+    half[i] = add(_mm256_permute2f128_ps(x[i], x[i + 4], 0x20), _mm256_permute2f128_ps(x[i], x[i + 4], 0x31));
+  const vec ab = add(_mm256_shuffle_ps(half[0], half[1], 0x44), _mm256_shuffle_ps(half[0], half[1], 0xee));
+  const vec cd = add(_mm256_shuffle_ps(half[2], half[3], 0x44), _mm256_shuffle_ps(half[2], half[3], 0xee));
+  return add(_mm256_shuffle_ps(ab, cd, 0x88), _mm256_shuffle_ps(ab, cd, 0xdd));
 }
 
 }  // namespace kvcache::detail::isa_avx2

@@ -16,6 +16,8 @@ namespace kvcache::detail::isa_avx512 {
 
 inline constexpr int lanes = 16;
 inline constexpr int row_block = 8;
+/// Query heads whose outputs are kept in registers together.
+inline constexpr int head_block = 8;
 
 using vec = __m512;
 using mask = __mmask16;
@@ -53,6 +55,51 @@ KVCACHE_ALWAYS_INLINE vec widen(const std::byte* from) noexcept {
   else
     return _mm512_castsi512_ps(
         _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))), 16));
+}
+
+/// Whether widen_pair sorts its elements by even and odd places.
+template <class T>
+inline constexpr bool sorted_pairs = std::is_same_v<T, bf16>;
+
+/// 2 * lanes elements, in the order that is cheapest: for bf16 the even places, then the odd ones.
+template <class T>
+KVCACHE_ALWAYS_INLINE void widen_pair(const std::byte* from, vec& a, vec& b) noexcept {
+  if constexpr (sorted_pairs<T>) {
+    const __m512i both_halves = _mm512_loadu_si512(from);
+    a = _mm512_castsi512_ps(_mm512_slli_epi32(both_halves, 16));
+    b = _mm512_castsi512_ps(_mm512_and_epi32(both_halves, _mm512_set1_epi32(static_cast<int>(0xffff'0000u))));
+  } else {
+    a = widen<T>(from);
+    b = widen<T>(from + lanes * sizeof(T));
+  }
+}
+
+/// x with the lanes i and i ^ Distance exchanged.
+template <int Distance>
+KVCACHE_ALWAYS_INLINE vec swap_lanes(vec x) noexcept {
+  if constexpr (Distance == 8)
+    return _mm512_shuffle_f32x4(x, x, 0x4e);
+  else if constexpr (Distance == 4)
+    return _mm512_shuffle_f32x4(x, x, 0xb1);
+  else if constexpr (Distance == 2)
+    return _mm512_permute_ps(x, 0x4e);
+  else
+    return _mm512_permute_ps(x, 0xb1);
+}
+
+/// Lane i: the sum of the lanes of x[i].
+KVCACHE_ALWAYS_INLINE vec sums(const vec (&x)[lanes]) noexcept {
+  vec quarter[4];
+  KVCACHE_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    const vec ab = add(_mm512_shuffle_f32x4(x[i], x[i + 4], 0x44), _mm512_shuffle_f32x4(x[i], x[i + 4], 0xee));
+    const vec cd =
+        add(_mm512_shuffle_f32x4(x[i + 8], x[i + 12], 0x44), _mm512_shuffle_f32x4(x[i + 8], x[i + 12], 0xee));
+    quarter[i] = add(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+  }
+  const vec ab = add(_mm512_shuffle_ps(quarter[0], quarter[1], 0x44), _mm512_shuffle_ps(quarter[0], quarter[1], 0xee));
+  const vec cd = add(_mm512_shuffle_ps(quarter[2], quarter[3], 0x44), _mm512_shuffle_ps(quarter[2], quarter[3], 0xee));
+  return add(_mm512_shuffle_ps(ab, cd, 0x88), _mm512_shuffle_ps(ab, cd, 0xdd));
 }
 
 }  // namespace kvcache::detail::isa_avx512

@@ -108,6 +108,17 @@ KVCACHE_ALWAYS_INLINE void widen_row(const std::byte* from, std::size_t dim, flo
   }
 }
 
+/// One query of one head as floats, padded with zeros to whole vectors.
+inline void read_query(const attention_call& call, std::uint32_t row, std::uint32_t head, float* to) noexcept {
+  const std::int64_t first = row * call.q.row_stride + head * call.q.head_stride;
+  if (call.q_dtype == dtype_id::float32)
+    widen_row<f32>(call.q.data + first * 4, call.q.head_dim, to);
+  else if (call.q_dtype == dtype_id::float16)
+    widen_row<f16>(call.q.data + first * 2, call.q.head_dim, to);
+  else
+    widen_row<bf16>(call.q.data + first * 2, call.q.head_dim, to);
+}
+
 /// Whether any of `count` floats is infinite or no number, by bits.
 inline bool not_finite(const float* x, std::size_t count) noexcept {
   bool found = false;
@@ -150,15 +161,12 @@ struct tile_rows {
 
   void start(std::uint32_t kv_head) noexcept {
     const float factor_of_q = call.features.soft_cap ? call.scale : call.scale * log2_e;
-    const std::size_t q_bytes = bits(call.q_dtype) / 8;
     std::memset(queries, 0, dim * rows * sizeof(float));
     for (std::size_t r = 0; r < count; ++r) {
       const std::uint32_t row = tile.query_begin + static_cast<std::uint32_t>(r / group);
       const std::uint32_t head = kv_head * group + static_cast<std::uint32_t>(r % group);
-      const std::byte* const q =
-          call.q.data + (row * call.q.row_stride + head * call.q.head_stride) * static_cast<std::int64_t>(q_bytes);
-      for (std::size_t d = 0; d < call.q.head_dim; ++d)
-        queries[d * rows + r] = cpu::load_element(q, static_cast<std::int64_t>(d), call.q_dtype) * factor_of_q;
+      read_query(call, row, head, keys);
+      for (std::size_t d = 0; d < call.q.head_dim; ++d) queries[d * rows + r] = keys[d] * factor_of_q;
     }
     std::memset(output, 0, rows * dim_v * sizeof(float));
     for (std::size_t r = 0; r < rows; ++r) {
@@ -362,28 +370,5 @@ void run_tile(const attention_call& call, const work_unit& unit, float* scratch)
       from = to;
     }
     rows.finish(kv_head);
-  }
-}
-
-/// Takes units until none is left.
-template <class K, class V>
-void run_share(const attention_call& call, unsigned ith, unsigned nth) noexcept {
-  attention_workspace& w = call.plan->workspace();
-  const auto units = call.plan->units();
-  float* scratch = w.scratch.data();
-  scratch += (64 - reinterpret_cast<std::uintptr_t>(scratch) % 64) % 64 / sizeof(float) + ith * w.scratch_floats;
-  std::atomic_ref<std::uint32_t> next(w.next);
-  for (;;) {
-    const std::uint32_t taken = next.fetch_add(1, std::memory_order_relaxed);
-    if (taken >= units.size()) break;
-    const work_unit& unit = units[taken];
-    const query_tile& tile = call.plan->tiles()[unit.tile];
-    run_tile<K, V>(call, unit, scratch);
-    if (tile.parts > 1) cpu::leave_part(call, tile, unit);
-  }
-  std::atomic_ref<std::uint32_t> left(w.left);
-  if (left.fetch_add(1, std::memory_order_acq_rel) + 1 == nth) {
-    next.store(0, std::memory_order_relaxed);
-    left.store(0, std::memory_order_relaxed);
   }
 }

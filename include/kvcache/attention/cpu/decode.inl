@@ -1,0 +1,401 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decoding: one query token of every head over the unit's tokens, where memory is the limit. Tokens outside, kv heads
+// inside; while a head's tokens are worked on, those of the next head are on their way. K and V are read once for the
+// whole group, straight from the pool. Included like tile.inl, after it, for vectors of 8 lanes or more.
+//
+// A group is worked on in runs of Rows = 8, 4, 2 or 1 query heads. Logits lie as [token, row], so a vector holds
+// lanes / Rows tokens of each row, and a row's maximum and sum stand in every lane that is its own.
+
+/// Tokens on their way through all heads: where the K and V of head 0 begin. Those behind `count` repeat the first.
+struct decode_tokens {
+  const std::byte* k[cpu::decode_chunk];
+  const std::byte* v[cpu::decode_chunk];
+  std::uint32_t position[cpu::decode_chunk];
+  std::size_t count = 0;
+};
+
+/// Takes the next visible tokens from [at, end); masked ones are never looked at.
+inline void take_tokens(const attention_call& call, const block_id* table, std::uint32_t row, std::uint32_t& at,
+                        std::uint32_t end, decode_tokens& to) noexcept {
+  const std::uint32_t block_size = call.kv.block_size;
+  to.count = 0;
+  while (at < end && to.count < cpu::decode_chunk) {
+    const block_id entry = table[at / block_size];
+    const bool tail = (entry & tail_bit) != 0;
+    const plane_view& k_plane = tail ? call.kv.k_tail : call.kv.k;
+    const plane_view& v_plane = tail ? call.kv.v_tail : call.kv.v;
+    std::uint32_t offset = at % block_size;
+    const std::byte* k = k_plane.at(entry & ~tail_bit, offset, 0);
+    const std::byte* v = v_plane.at(entry & ~tail_bit, offset, 0);
+    for (; offset < block_size && at < end && to.count < cpu::decode_chunk; ++offset, ++at) {
+      if (!call.features.mask || call.values.mask.sees(row, at)) {
+        to.k[to.count] = k;
+        to.v[to.count] = v;
+        to.position[to.count] = at;
+        ++to.count;
+      }
+      k += k_plane.token_stride;
+      v += v_plane.token_stride;
+    }
+  }
+  for (std::size_t i = to.count; to.count != 0 && i < cpu::decode_chunk; ++i) {
+    to.k[i] = to.k[0];
+    to.v[i] = to.v[0];
+    to.position[i] = to.position[0];
+  }
+}
+
+/// Asks for the cache lines of `Bytes` bytes that are read `at` bytes behind `first` one head later.
+template <std::size_t Bytes>
+KVCACHE_ALWAYS_INLINE void prefetch_ahead(const std::byte* first, std::size_t at) noexcept {
+  if constexpr (Bytes >= 64) {
+    KVCACHE_UNROLL
+    for (std::size_t b = 0; b < Bytes; b += 64) KVCACHE_PREFETCH(first + at + b);
+  } else if (at % 64 == 0) {
+    KVCACHE_PREFETCH(first + at);
+  }
+}
+
+/// logits[token, row] = q . k. `next`: the K that is needed one head later; null where another run asked for it.
+template <class K, int Rows>
+KVCACHE_ALWAYS_INLINE void decode_logits(const float* q, std::size_t dim, const std::byte* const* k, std::int64_t head,
+                                         const std::byte* const* next, std::int64_t next_head, std::size_t tokens,
+                                         float* logits) noexcept {
+  constexpr int together = lanes / Rows;  // tokens
+  constexpr std::size_t pair = 2 * lanes;
+  for (std::size_t t = 0; t < tokens; t += together) {
+    vec sum[lanes];
+    KVCACHE_UNROLL
+    for (int i = 0; i < lanes; ++i) sum[i] = set1(0.0f);
+    std::size_t d = 0;
+    for (; d + pair <= dim; d += pair) {
+      KVCACHE_UNROLL
+      for (int i = 0; i < together; ++i) {
+        vec a;
+        vec b;
+        widen_pair<K>(k[t + i] + head + d * sizeof(K), a, b);
+        if (next != nullptr) prefetch_ahead<pair * sizeof(K)>(next[t + i] + next_head, d * sizeof(K));
+        KVCACHE_UNROLL
+        for (int r = 0; r < Rows; ++r) {
+          sum[i * Rows + r] = fma(a, load(q + r * dim + d), sum[i * Rows + r]);
+          sum[i * Rows + r] = fma(b, load(q + r * dim + d + lanes), sum[i * Rows + r]);
+        }
+      }
+    }
+    if (d < dim) {  // head_dim is a multiple of 16, so this is one vector
+      KVCACHE_UNROLL
+      for (int i = 0; i < together; ++i) {
+        const vec a = widen<K>(k[t + i] + head + d * sizeof(K));
+        if (next != nullptr) prefetch_ahead<lanes * sizeof(K)>(next[t + i] + next_head, d * sizeof(K));
+        KVCACHE_UNROLL
+        for (int r = 0; r < Rows; ++r) sum[i * Rows + r] = fma(a, load(q + r * dim + d), sum[i * Rows + r]);
+      }
+    }
+    store(logits + t * Rows, sums(sum));
+  }
+}
+
+/// output[row] += weight * v over `Pairs` pairs of vectors from dim `d` on, or one single vector where Pairs is 0.
+template <class V, int Rows, int Pairs>
+KVCACHE_ALWAYS_INLINE void decode_columns(const float* weights, std::size_t weights_row, std::size_t d,
+                                          const std::byte* const* v, std::int64_t head, const std::byte* const* next,
+                                          std::int64_t next_head, std::size_t tokens, float* output,
+                                          std::size_t dim) noexcept {
+  constexpr int vectors = Pairs == 0 ? 1 : 2 * Pairs;
+  vec sum[Rows][vectors];
+  KVCACHE_UNROLL
+  for (int r = 0; r < Rows; ++r) {
+    KVCACHE_UNROLL
+    for (int c = 0; c < vectors; ++c) sum[r][c] = load(output + r * dim + d + c * lanes);
+  }
+  for (std::size_t t = 0; t < tokens; ++t) {
+    const std::byte* const from = v[t] + head + d * sizeof(V);
+    if (next != nullptr) prefetch_ahead<vectors * lanes * sizeof(V)>(next[t] + next_head, d * sizeof(V));
+    vec x[vectors];
+    if constexpr (Pairs == 0) {
+      x[0] = widen<V>(from);
+    } else {
+      KVCACHE_UNROLL
+      for (int c = 0; c < Pairs; ++c) widen_pair<V>(from + c * 2 * lanes * sizeof(V), x[2 * c], x[2 * c + 1]);
+    }
+    KVCACHE_UNROLL
+    for (int r = 0; r < Rows; ++r) {
+      const vec weight = set1(weights[t * weights_row + r]);
+      KVCACHE_UNROLL
+      for (int c = 0; c < vectors; ++c) sum[r][c] = fma(weight, x[c], sum[r][c]);
+    }
+  }
+  KVCACHE_UNROLL
+  for (int r = 0; r < Rows; ++r) {
+    KVCACHE_UNROLL
+    for (int c = 0; c < vectors; ++c) store(output + r * dim + d + c * lanes, sum[r][c]);
+  }
+}
+
+template <class V, int Rows>
+KVCACHE_ALWAYS_INLINE void decode_values(const float* weights, std::size_t weights_row, const std::byte* const* v,
+                                         std::int64_t head, const std::byte* const* next, std::int64_t next_head,
+                                         std::size_t tokens, float* output, std::size_t dim) noexcept {
+  constexpr int pairs = head_block / Rows < 4 ? head_block / Rows : 4;
+  std::size_t d = 0;
+  for (; d + pairs * 2 * lanes <= dim; d += pairs * 2 * lanes)
+    decode_columns<V, Rows, pairs>(weights, weights_row, d, v, head, next, next_head, tokens, output, dim);
+  for (; d + 2 * lanes <= dim; d += 2 * lanes)
+    decode_columns<V, Rows, 1>(weights, weights_row, d, v, head, next, next_head, tokens, output, dim);
+  if (d < dim) decode_columns<V, Rows, 0>(weights, weights_row, d, v, head, next, next_head, tokens, output, dim);
+}
+
+/// f of each row, in all lanes that are the row's: folds lanes that are Rows, 2 Rows, ... apart.
+template <int Rows, class Fold>
+KVCACHE_ALWAYS_INLINE vec fold_rows(vec x, const Fold& f) noexcept {
+  if constexpr (Rows <= 1) x = f(x, swap_lanes<1>(x));
+  if constexpr (Rows <= 2) x = f(x, swap_lanes<2>(x));
+  if constexpr (Rows <= 4) x = f(x, swap_lanes<4>(x));
+  if constexpr (Rows <= 8 && lanes > 8) x = f(x, swap_lanes<8>(x));
+  return x;
+}
+struct fold_larger {
+  KVCACHE_ALWAYS_INLINE vec operator()(vec a, vec b) const noexcept { return larger(a, b); }
+};
+struct fold_sum {
+  KVCACHE_ALWAYS_INLINE vec operator()(vec a, vec b) const noexcept { return add(a, b); }
+};
+
+/// The softmax of a run's rows, and what it needs.
+struct decode_rows {
+  const attention_call& call;
+  float* logits;
+  const float* distance;  // as the logits lie
+  const float* slope;     // [lanes]
+  float* top;             // [lanes]
+  float* total;           // [lanes], to be summed over the lanes of a row
+  float* output;          // [Rows, dim_v]
+  std::size_t dim_v;
+
+  /// Logits of `tokens` tokens become weights; maxima and sums follow, outputs are scaled where a maximum has grown.
+  template <int Rows>
+  KVCACHE_ALWAYS_INLINE void weigh(std::size_t tokens) noexcept {
+    const std::size_t used = tokens * Rows;
+    const std::size_t whole = (used + lanes - 1) / lanes * lanes;
+    const variant_features f = call.features;
+    for (std::size_t i = used; i < whole; ++i) logits[i] = masked_logit;
+    vec largest = set1(masked_logit);
+    if (f.soft_cap || f.alibi) {
+      const vec cap = set1(call.values.soft_cap * log2_e);
+      const vec per_cap = set1(f.soft_cap ? 1.0f / call.values.soft_cap : 0.0f);
+      for (std::size_t i = 0; i < whole; i += lanes) {
+        vec x = load(logits + i);
+        if (f.soft_cap) x = mul(cap, tanh(mul(x, per_cap)));
+        if (f.alibi) x = sub(x, mul(load(slope), load(distance + i)));
+        store(logits + i, x);
+      }
+      for (std::size_t i = used; i < whole; ++i) logits[i] = masked_logit;
+    }
+    for (std::size_t i = 0; i < whole; i += lanes) largest = larger(load(logits + i), largest);
+    largest = fold_rows<Rows>(largest, fold_larger{});
+
+    const vec before = load(top);
+    vec now = before;
+    vec sum = load(total);
+    const mask grown = less(add(before, set1(rescale_threshold)), largest);
+    if (any(grown)) {
+      now = select(grown, largest, before);
+      const vec shrink = exp2(sub(before, now));
+      store(top, now);
+      sum = mul(sum, shrink);
+      float factor[lanes];
+      store(factor, shrink);
+      for (int r = 0; r < Rows; ++r) {
+        if (factor[r] == 1.0f) continue;
+        const vec by = set1(factor[r]);
+        for (std::size_t d = 0; d < dim_v; d += lanes)
+          store(output + r * dim_v + d, mul(load(output + r * dim_v + d), by));
+      }
+    }
+    for (std::size_t i = 0; i < whole; i += lanes) {
+      const vec x = load(logits + i);
+      const vec weight = select(less(x, set1(masked_below)), set1(0.0f), exp2(sub(x, now)));
+      store(logits + i, weight);
+      sum = add(sum, weight);
+    }
+    store(total, sum);
+  }
+};
+
+template <class K, class V>
+struct decoder {
+  const attention_call& call;
+  std::uint32_t row;  // of the step
+  float* queries;     // [heads, dim], scaled; the elements of a pair of vectors as widen_pair<K> sorts them
+  float* output;      // [heads, dim_v], as widen_pair<V> sorts them
+  float* top;         // [heads, padding] each; a run uses the place of its first head
+  float* total;
+  float* slope;
+  float* logits;
+  float* distance;  // [4, chunk * 8], for runs of 1, 2, 4 and 8 rows
+  float* natural;   // one row
+
+  /// The place of element `i` where pairs of vectors are sorted by even and odd places.
+  template <class T>
+  [[nodiscard]] static std::size_t place(std::size_t i, std::size_t dim) noexcept {
+    const std::size_t pair = i / (2 * lanes) * (2 * lanes);
+    if (!sorted_pairs<T> || pair + 2 * lanes > dim) return i;
+    return pair + (i - pair) / 2 + (i % 2) * lanes;
+  }
+
+  template <class F>
+  void each_run(const F& f) const noexcept {
+    const std::uint32_t group = call.q.heads / call.kv.kv_heads;
+    for (std::uint32_t kv_head = 0; kv_head < call.kv.kv_heads; ++kv_head) {
+      for (std::uint32_t done = 0; done < group;) {
+        const std::uint32_t left = group - done;
+        const std::uint32_t rows = left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
+        f(kv_head * group + done, rows);
+        done += rows;
+      }
+    }
+  }
+
+  void start() noexcept {
+    const std::size_t dim = call.kv.head_dim;
+    const float factor = call.features.soft_cap ? call.scale : call.scale * log2_e;
+    for (std::uint32_t head = 0; head < call.q.heads; ++head) {
+      read_query(call, row, head, natural);
+      for (std::size_t d = 0; d < dim; ++d) queries[head * dim + place<K>(d, dim)] = natural[d] * factor;
+    }
+    std::memset(output, 0, call.q.heads * std::size_t{call.kv.head_dim_v} * sizeof(float));
+    for (std::size_t i = 0; i < call.q.heads * cpu::padding; ++i) {
+      top[i] = masked_logit;
+      total[i] = 0;
+    }
+    if (!call.features.alibi) return;
+    each_run([&](std::uint32_t head, std::uint32_t rows) {
+      for (std::uint32_t i = 0; i < cpu::padding; ++i)
+        slope[head * cpu::padding + i] = call.values.alibi_slopes[head + i % rows] * log2_e;
+    });
+  }
+
+  void measure_distances(const decode_tokens& tokens, std::int64_t position) noexcept {
+    for (std::size_t power = 0; power < 4; ++power) {
+      float* const to = distance + power * cpu::decode_chunk * 8;
+      for (std::size_t t = 0; t < cpu::decode_chunk; ++t) {
+        const auto apart = static_cast<float>(position - tokens.position[t]);
+        for (std::size_t r = 0; r < std::size_t{1} << power; ++r) to[(t << power) + r] = apart;
+      }
+    }
+  }
+
+  template <int Rows>
+  KVCACHE_NOINLINE void run(std::uint32_t head, const decode_tokens& tokens, std::int64_t k_head, std::int64_t v_head,
+                            const decode_tokens* next, std::int64_t next_k_head, std::int64_t next_v_head) noexcept {
+    constexpr std::size_t power = Rows == 8 ? 3 : Rows == 4 ? 2 : Rows == 2 ? 1 : 0;
+    const std::size_t dim = call.kv.head_dim;
+    const std::size_t dim_v = call.kv.head_dim_v;
+    decode_logits<K, Rows>(queries + head * dim, dim, tokens.k, k_head, next != nullptr ? next->k : nullptr,
+                           next_k_head, tokens.count, logits);
+    decode_rows rows{call,
+                     logits,
+                     distance + power * cpu::decode_chunk * 8,
+                     slope + head * cpu::padding,
+                     top + head * cpu::padding,
+                     total + head * cpu::padding,
+                     output + head * dim_v,
+                     dim_v};
+    rows.template weigh<Rows>(tokens.count);
+    constexpr int part = Rows < head_block ? Rows : head_block;
+    for (int r = 0; r < Rows; r += part)
+      decode_values<V, part>(logits + r, Rows, tokens.v, v_head, next != nullptr && r == 0 ? next->v : nullptr,
+                             next_v_head, tokens.count, output + (head + static_cast<std::uint32_t>(r)) * dim_v, dim_v);
+  }
+
+  /// All heads over `tokens`; `next` follow them.
+  void go_through(const decode_tokens& tokens, const decode_tokens& next) noexcept {
+    const std::uint32_t group = call.q.heads / call.kv.kv_heads;
+    each_run([&](std::uint32_t head, std::uint32_t rows) {
+      const std::uint32_t kv_head = head / group;
+      const bool last = kv_head + 1 == call.kv.kv_heads;
+      const decode_tokens* const ahead = head % group != 0 ? nullptr : last ? &next : &tokens;
+      const std::int64_t at = kv_head;
+      const std::int64_t at_next = last ? 0 : at + 1;
+      const std::int64_t k = call.kv.k.head_stride;
+      const std::int64_t v = call.kv.v.head_stride;
+      if (rows == 8) run<8>(head, tokens, at * k, at * v, ahead, at_next * k, at_next * v);
+      if (rows == 4) run<4>(head, tokens, at * k, at * v, ahead, at_next * k, at_next * v);
+      if (rows == 2) run<2>(head, tokens, at * k, at * v, ahead, at_next * k, at_next * v);
+      if (rows == 1) run<1>(head, tokens, at * k, at * v, ahead, at_next * k, at_next * v);
+    });
+  }
+
+  void finish(const query_tile& tile, const work_unit& unit) noexcept {
+    const std::size_t dim_v = call.kv.head_dim_v;
+    each_run([&](std::uint32_t first, std::uint32_t rows) {
+      float sum[8] = {};
+      for (std::uint32_t i = 0; i < lanes; ++i) sum[i % rows] += total[first * cpu::padding + i];
+      for (std::uint32_t r = 0; r < rows; ++r) {
+        const float* const o = output + (first + r) * dim_v;
+        float lse = empty_lse();
+        if (std::bit_cast<std::uint32_t>(sum[r]) == 0) {
+          std::memset(natural, 0, dim_v * sizeof(float));
+        } else {
+          for (std::size_t d = 0; d < dim_v; ++d) natural[d] = o[place<V>(d, dim_v)] / sum[r];
+          lse = top[first * cpu::padding + r] + std::log2(sum[r]);
+        }
+        cpu::leave_row(call, tile, unit, row, first + r, natural, lse);
+      }
+    });
+  }
+};
+
+/// Whether run_decode may take a tile.
+inline bool can_decode(const attention_call& call, const query_tile& tile) noexcept {
+  return !call.plan->options().batch_invariant && tile.query_end - tile.query_begin == 1 &&
+         call.q.heads / call.kv.kv_heads < cpu::decode_group && call.kv.head_dim % 16 == 0 &&
+         call.kv.head_dim_v % 16 == 0 &&
+         (call.plan->tail_blocks_needed() == 0 ||
+          (call.kv.k.head_stride == call.kv.k_tail.head_stride && call.kv.v.head_stride == call.kv.v_tail.head_stride));
+}
+
+template <class K, class V>
+void run_decode(const attention_call& call, const work_unit& unit, float* scratch) noexcept {
+  const query_tile& tile = call.plan->tiles()[unit.tile];
+  const planned_sequence& sequence = call.plan->sequences()[tile.sequence];
+  const cpu::decode_scratch at({call.q.heads, call.kv.kv_heads, call.kv.head_dim, call.kv.head_dim_v});
+  decoder<K, V> d{call,
+                  tile.query_begin,
+                  scratch + at.queries(),
+                  scratch + at.output(),
+                  scratch + at.top(),
+                  scratch + at.total(),
+                  scratch + at.slope(),
+                  scratch + at.logits(),
+                  scratch + at.distance(),
+                  scratch + at.row()};
+  d.start();
+  const block_id* const table = call.plan->blocks().data() + sequence.first_block;
+  const std::int64_t position = sequence.position(tile.query_begin);
+  const visible_range seen = visible_to_tile(call.features, call.values.window, sequence, tile);
+  std::uint32_t from = seen.begin > unit.kv_begin ? seen.begin : unit.kv_begin;
+  const std::uint32_t end = seen.end < unit.kv_end ? seen.end : unit.kv_end;
+
+  decode_tokens buffers[2];
+  decode_tokens* now = &buffers[0];
+  decode_tokens* next = &buffers[1];
+  take_tokens(call, table, tile.query_begin, from, end, *now);
+  while (now->count != 0) {
+    take_tokens(call, table, tile.query_begin, from, end, *next);
+    if (call.features.alibi) d.measure_distances(*now, position);
+    d.go_through(*now, next->count != 0 ? *next : *now);
+    decode_tokens* const done = now;
+    now = next;
+    next = done;
+  }
+  d.finish(tile, unit);
+}
+
+template <class K, class V>
+void run_unit(const attention_call& call, const work_unit& unit, float* scratch) noexcept {
+  if (can_decode(call, call.plan->tiles()[unit.tile]))
+    run_decode<K, V>(call, unit, scratch);
+  else
+    run_tile<K, V>(call, unit, scratch);
+}
