@@ -68,11 +68,16 @@ struct attention_call {
   float scale = 0;
 };
 
-/// The kernels of a backend. A backend's own header specialises this with `present = true`,
-/// `default_executor()`, `validate(options)`, `scratch_floats(call)` and `run<K, V>(call, options, ith, nth)`.
+/// The kernels of a backend. The backend's own header specialises this with `present = true` and the functions below;
+/// declared here, so that a missing header is one message.
 template <class Backend>
 struct attention_kernels {
   static constexpr bool present = false;
+  static executor_ref default_executor();
+  static void validate(const typename Backend::options& options);
+  static std::size_t scratch_floats(const attention_plan& plan, const attention_shape& shape);
+  template <class K, class V>
+  static void run(const attention_call& call, const typename Backend::options& options, unsigned ith, unsigned nth);
 };
 
 template <class Policies>
@@ -98,10 +103,10 @@ template <class Policies>
 class attention {
  public:
   static_assert(attention_variant<typename Policies::variant>,
-                "Policies::variant needs: static constexpr const char* name; "
-                "static constexpr kvcache::variant_features features;");
+                "variant needs `static constexpr const char* name` and "
+                "`static constexpr kvcache::variant_features features`");
   static_assert(kv_dtype_policy<typename Policies::dtype>,
-                "Policies::dtype needs: using k = (element type); using v = (element type); as kvcache::kv_dtype has");
+                "dtype needs `using k = T; using v = T;`, each T one of f32, f16, bf16: kvcache::kv_dtype<K, V>");
 
   using policies_type = Policies;
   using variant = detail::attention_variant_or_causal<Policies>;
@@ -115,16 +120,16 @@ class attention {
 
   /// Plans a step's attention. `reuse`: a plan that is not needed any more, for its memory. See plan_attention.
   [[nodiscard]] attention_plan plan(const batch_view& batch, attention_plan reuse = {}) const {
-    using kernels = checked_kernels<>;
+    need_kernels();
     plan_options o;
     o.shape = options_.shape;
     o.features = variant::features;
-    o.threads = options_.threads != 0 ? options_.threads : lent<kernels>().threads();
+    o.threads = options_.threads != 0 ? options_.threads : lent().threads();
     o.batch_invariant = Policies::batch_invariant;
     o.window = options_.window;
     attention_plan made = plan_attention(batch, o, std::move(reuse));
     const attention_shape& s = options_.shape;
-    if (s.query_heads != 0 && s.kv_heads != 0 && s.head_dim != 0) reserve<kernels>(made, s, o.threads);
+    if (s.query_heads != 0 && s.kv_heads != 0 && s.head_dim != 0) reserve(made, s, o.threads);
     return made;
   }
 
@@ -136,11 +141,10 @@ class attention {
     requires element<std::remove_const_t<Q>> && element<Out>
   void run(const attention_plan& plan, const kv_view& kv, rows_view<Q> q, rows_view<Out> out,
            const variant_values& values = {}, lse_view<float> lse = {}) const {
-    using kernels = checked_kernels<Q>;
     const detail::attention_call call = checked_call(plan, kv, q, out, values, lse);
-    const executor_ref threads = lent<kernels>();
+    const executor_ref threads = lent();
     const unsigned nth = plan.units().size() <= 1 ? 1 : threads.threads();
-    reserve<kernels>(plan, {call.q.heads, kv.kv_heads, kv.head_dim, kv.head_dim_v}, nth);
+    reserve(plan, {call.q.heads, kv.kv_heads, kv.head_dim, kv.head_dim_v}, nth);
     auto work = [&](unsigned ith, unsigned n) {
       kernels::template run<typename dtype::k, typename dtype::v>(call, options_.backend, ith, n);
     };
@@ -157,7 +161,6 @@ class attention {
     requires element<std::remove_const_t<Q>> && element<Out>
   void run(const attention_plan& plan, const kv_view& kv, rows_view<Q> q, rows_view<Out> out, unsigned ith,
            unsigned nth, const variant_values& values = {}, lse_view<float> lse = {}) const {
-    using kernels = checked_kernels<Q>;
     const detail::attention_call call = checked_call(plan, kv, q, out, values, lse);
     if (ith >= nth || nth > plan.workspace().threads)
       refuse("thread " + std::to_string(ith) + " of " + std::to_string(nth) + " runs a plan made for " +
@@ -188,28 +191,23 @@ class attention {
  private:
   [[noreturn]] static void refuse(const std::string& text) { detail::raise<invalid_argument>("attention: " + text); }
 
-  // Dependent, so that a missing header is one message and not a wall of them.
-  template <class... Dependent>
-  struct kernels_of {
-    using type = detail::attention_kernels<backend>;
-    static_assert(sizeof...(Dependent) != ~std::size_t{0} && type::present,
-                  "no kernels for Policies::backend: include <kvcache/attention/cpu/cpu.hpp> (cpu_backend) first");
-  };
-  template <class... Dependent>
-  using checked_kernels = typename kernels_of<Dependent...>::type;
+  using kernels = detail::attention_kernels<backend>;
 
-  template <class Kernels>
-  [[nodiscard]] executor_ref lent() const {
-    return executor_ ? executor_ : Kernels::default_executor();
+  // A function of its own, so that a missing header is one message however many members are used.
+  static void need_kernels() noexcept {
+    static_assert(kernels::present,
+                  "backend has no kernels here: include its header first, <kvcache/attention/cpu/cpu.hpp> for "
+                  "cpu_backend");
   }
 
-  template <class Kernels>
-  void reserve(const attention_plan& plan, const attention_shape& shape, unsigned threads) const {
+  [[nodiscard]] executor_ref lent() const { return executor_ ? executor_ : kernels::default_executor(); }
+
+  static void reserve(const attention_plan& plan, const attention_shape& shape, unsigned threads) {
     const std::uint32_t dim_v = shape.head_dim_v != 0 ? shape.head_dim_v : shape.head_dim;
     attention_workspace& w = plan.workspace();
     const std::size_t states = plan.state_rows() * shape.query_heads * (std::size_t{dim_v} + 1);
     if (w.states.size() < states) w.states.resize(states);
-    const std::size_t each = Kernels::scratch_floats(plan, shape);
+    const std::size_t each = kernels::scratch_floats(plan, shape);
     if (w.scratch_floats < each || w.threads < threads) {
       w.scratch_floats = (std::max)(w.scratch_floats, each);
       w.threads = (std::max)(w.threads, threads);
@@ -223,7 +221,8 @@ class attention {
                                                     lse_view<float> lse) const {
     using k = typename dtype::k;
     using v = typename dtype::v;
-    detail::attention_kernels<backend>::validate(options_.backend);
+    need_kernels();
+    kernels::validate(options_.backend);
     const auto differ = [](const char* what, std::uint64_t value, std::uint64_t limit, const char* remedy) {
       refuse(std::string(what) + " is " + std::to_string(value) + ", " + std::to_string(limit) + " needed; " + remedy);
     };
