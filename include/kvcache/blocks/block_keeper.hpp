@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <kvcache/blocks/block_pool.hpp>
+#include <kvcache/blocks/block_use.hpp>
+#include <kvcache/blocks/layer_groups.hpp>
+#include <kvcache/blocks/prefix_index.hpp>
+#include <kvcache/blocks/requests.hpp>
+#include <kvcache/blocks/step_queue.hpp>
+#include <kvcache/types.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace kvcache::detail {
+
+/// Moves blocks between their states: what pool, index, eviction order and steps in flight have to agree on. A call
+/// that lets go of blocks starts with new_batch() and ends with flush().
+template <class Eviction>
+class block_keeper {
+ public:
+  explicit block_keeper(const block_manager_options& options)
+      : groups(options.layer_groups, options.block_size),
+        pool(options.blocks),
+        index(options.blocks, groups, options.hash_bits),
+        steps(groups),
+        uses(std::size_t{options.blocks} + 1),
+        policy_(options.blocks) {}
+  // The queue of steps keeps the address of the groups.
+  block_keeper(const block_keeper&) = delete;
+  block_keeper& operator=(const block_keeper&) = delete;
+
+  const layer_groups groups;
+  block_pool pool;
+  prefix_index index;
+  step_queue steps;
+  std::vector<block_use> uses;  // by block
+  std::uint64_t evicted = 0;
+
+  /// Precondition: a block is available.
+  block_id allocate() noexcept {
+    if (pool.counts().free == 0) {
+      // Only leaves go, so that a cached block never loses its head.
+      block_id leaf = policy_.victim();
+      KVCACHE_ASSERT(leaf != null_block, "neither a free block nor one to evict");
+      while (index.child(leaf) != null_block) leaf = index.child(leaf);
+      policy_.erase(leaf);
+      index.erase(leaf);
+      pool.put_back(leaf, block_state::free);
+      ++evicted;
+    }
+    const block_id block = pool.take();
+    uses[block] = {};
+    return block;
+  }
+
+  /// Takes back an allocation of which no use was made.
+  void free_unused(block_id block) noexcept {
+    const bool last = pool.drop_reference(block);
+    KVCACHE_ASSERT(last, "a block of an unaccepted step has a second holder");
+    if (last) pool.put_back(block, block_state::free);
+  }
+
+  void add_holder(block_id block) noexcept {
+    if (pool.state(block) == block_state::evictable) {
+      policy_.erase(block);
+      index.activate(block);
+    }
+    uses[block].held_at = 0;
+    pool.add_reference(block);
+  }
+
+  void new_batch() noexcept { ++batches_; }
+
+  /// One holder, whose newest step is `step_number`, gives the block up.
+  void let_go(block_id block, std::uint64_t step_number) noexcept {
+    block_use& use = uses[block];
+    if (step_number > use.released_in) use.released_in = step_number;
+    if (!pool.drop_reference(block)) return;
+    if (!steps.in_flight(use.newest())) {
+      settle(block);
+      return;
+    }
+    step_record& r = steps.at(use.newest());
+    hold(r.held, uses, block, r.held_batch != batches_);
+    r.held_batch = batches_;
+  }
+
+  /// Takes the keys from a block and from all that follow it: its content is about to be overwritten.
+  void forget_subtree(block_id block) noexcept {
+    for (block_id at = block;;) {
+      while (index.child(at) != null_block) at = index.child(at);
+      const block_id parent = index.parent(at);
+      forget(at);
+      if (at == block) return;
+      at = parent;
+    }
+  }
+
+  /// Unkeyed blocks of one batch go in front of all others, the first that was let go at the very front.
+  void flush() noexcept {
+    for (std::size_t i = unkeyed_.size(); i-- > 0;) pool.put_back(unkeyed_[i], block_state::free);
+    unkeyed_.clear();
+  }
+
+  /// The blocks of a step that ended go back batch by batch, as they would have when they were let go.
+  void release_held(held_list& held) noexcept {
+    for (std::size_t i = 0; i < held.size(); ++i) {
+      if ((held[i] & tail_bit) != 0) flush();
+      const block_id block = held[i] & ~tail_bit;
+      if (uses[block].held_at != i + 1) continue;
+      uses[block].held_at = 0;
+      settle(block);
+    }
+    flush();
+    held.clear();
+  }
+
+ private:
+  /// Held for the sake of children only, not of a step.
+  [[nodiscard]] bool waits_for_children(block_id block) const noexcept {
+    return pool.state(block) == block_state::held && uses[block].held_at == 0;
+  }
+
+  /// Where a block goes that nobody holds and no step touches. One with children in use stays `held` until they
+  /// settle, so that evictable blocks have evictable descendants only. Sharing alone never leads there; a duplicate
+  /// that gave way in one of several sequences that share its successors does.
+  void settle(block_id block) noexcept {
+    for (;;) {
+      if (!index.contains(block)) {
+        unkeyed_.push_back(block);
+        return;
+      }
+      if (index.active_children(block) != 0) return;
+      pool.put_back(block, block_state::evictable);
+      policy_.insert(block);
+      block = index.deactivate(block);
+      if (block == null_block || index.active_children(block) != 0 || !waits_for_children(block)) return;
+    }
+  }
+
+  /// Takes the key from a block without children.
+  void forget(block_id block) noexcept {
+    block_id parent = null_block;
+    if (pool.state(block) == block_state::evictable) {
+      policy_.erase(block);
+      unkeyed_.push_back(block);
+    } else {
+      parent = index.deactivate(block);
+      if (waits_for_children(block)) unkeyed_.push_back(block);
+    }
+    index.erase(block);
+    if (parent != null_block && waits_for_children(parent)) settle(parent);
+  }
+
+  Eviction policy_;
+  std::uint64_t batches_ = 0;
+  std::vector<block_id> unkeyed_;  // let go, to be free when the batch is whole
+};
+
+}  // namespace kvcache::detail

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <kvcache/blocks/block_keeper.hpp>
+#include <kvcache/blocks/block_table.hpp>
+#include <kvcache/blocks/requests.hpp>
+#include <kvcache/blocks/sequence_keeper.hpp>
+#include <kvcache/blocks/step.hpp>
+#include <kvcache/error.hpp>
+#include <kvcache/types.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace kvcache::detail {
+
+/// What happens to sequences in steps. The contracts stand at block_manager and step.
+template <class Eviction>
+class step_keeper final : public step_owner {
+ public:
+  step_keeper(block_keeper<Eviction>& blocks, sequence_keeper<Eviction>& sequences)
+      : blocks_(blocks), sequences_(sequences) {}
+
+  result<std::uint64_t> blocks_needed(std::span<const want> wants) const noexcept {
+    std::uint64_t needed = 0;
+    const result<void> counted = count_wants(wants, needed);
+    for (const want& w : wants) {
+      const sequence_state* s = sequences_.find(w.sequence);
+      if (s == nullptr || !s->named) continue;
+      s->named = false;
+      for (std::uint32_t g = 0; g < groups().size(); ++g) {
+        if (s->begun % groups().block_size(g) == 0) continue;
+        block_use& use = blocks_.uses[tail_of(*s, g)];
+        use.copies = 0;
+        use.copier_in_flight = false;
+      }
+    }
+    if (!counted) return counted.error();
+    return needed;
+  }
+
+  result<step_record*> begin(std::span<const want> wants) noexcept {
+    const result<std::uint64_t> needed = blocks_needed(wants);
+    if (!needed) return needed.error();
+    const std::uint32_t available = blocks_.pool.counts().available();
+    if (*needed > available) return failure{errc::out_of_blocks, *needed, available};
+
+    const bool others_in_flight = !blocks_.steps.open().empty();
+    step_record& r = blocks_.steps.push();
+    blocks_.new_batch();
+    for (const want& w : wants) {
+      sequence_state& s = *sequences_.find(w.sequence);
+      r.rows.push_back({w.sequence, w.tokens, s.begun, s.last_step});
+      make_room(r, s, others_in_flight);
+      s.begun += w.tokens;
+      s.last_step = r.number;
+      ++s.open_steps;
+    }
+    describe(r);
+    return &r;
+  }
+
+  result<void> accept_step(step_record& r, const std::uint32_t* counts, std::size_t size) noexcept override {
+    for (const step_record* earlier : blocks_.steps.open()) {
+      if (earlier == &r) break;
+      if (!earlier->accepted) return failure{errc::step_order, r.number, earlier->number};
+    }
+    if (counts != nullptr && size != r.rows.size()) return failure{errc::beyond_length, size, r.rows.size()};
+    for (std::size_t i = 0; counts != nullptr && i < size; ++i) {
+      if (counts[i] > r.rows[i].tokens) return failure{errc::beyond_length, counts[i], r.rows[i].tokens};
+      const sequence_state* s = sequences_.find(r.rows[i].sequence);
+      if (s != nullptr && counts[i] < r.rows[i].tokens && s->last_step != r.number)
+        return failure{errc::step_order, r.number, s->last_step};
+    }
+
+    for (std::size_t i = 0; i < r.rows.size(); ++i) {
+      sequence_state* s = sequences_.find(r.rows[i].sequence);
+      if (s == nullptr) continue;
+      const std::uint32_t tokens = r.rows[i].tokens;
+      const std::uint32_t count = counts != nullptr ? counts[i] : tokens;
+      s->length = r.rows[i].start + count;
+      --s->open_steps;
+      if (count == tokens) continue;
+      s->begun = s->length;
+      // What the sequence held before the step was reserved for it and stays so.
+      sequences_.release_beyond(*s, r.number, [&](std::uint32_t g) {
+        const std::uint64_t before = r.groups[g].blocks_before[i];
+        const std::uint64_t filled = groups().blocks_for(g, s->length);
+        return before > filled ? before : filled;
+      });
+    }
+    r.accepted = true;
+    return {};
+  }
+
+  void drop_step(step_record& r) noexcept override {
+    const std::uint64_t stamp = r.stamp;
+    while (r.stamp == stamp) roll_back_newest();
+  }
+
+  /// Precondition: open.
+  result<void> retire(const step_record& last) noexcept {
+    const auto steps = static_cast<std::size_t>(last.number - blocks_.steps.retired());
+    for (const step_record* r : blocks_.steps.open().first(steps))
+      if (!r->accepted) return failure{errc::step_order, last.number, r->number};
+    retire_oldest(steps);
+    return {};
+  }
+
+  void retire_accepted() noexcept {
+    std::size_t steps = 0;
+    for (const step_record* r : blocks_.steps.open()) {
+      if (!r->accepted) break;
+      ++steps;
+    }
+    retire_oldest(steps);
+  }
+
+ private:
+  [[nodiscard]] const layer_groups& groups() const noexcept { return blocks_.groups; }
+  [[nodiscard]] block_id tail_of(const sequence_state& s, std::uint32_t group) const noexcept {
+    return s.tables[group][s.begun / groups().block_size(group)];
+  }
+
+  /// Adds to `needed` the blocks that the wants take; marks sequences as named and tail blocks as copied on the way.
+  result<void> count_wants(std::span<const want> wants, std::uint64_t& needed) const noexcept {
+    const step_queue& steps = blocks_.steps;
+    std::uint64_t tokens = 0;
+    for (const want& w : wants) {
+      const sequence_state* s = sequences_.find(w.sequence);
+      if (s == nullptr) return sequences_.stale(w.sequence);
+      if (s->named) return failure{errc::duplicate_id, w.sequence.index, 1};
+      s->named = true;
+      const std::uint64_t end = std::uint64_t{s->begun} + w.tokens;
+      tokens += w.tokens;
+      const std::uint64_t longest = end > tokens ? end : tokens;
+      if (longest > max_length) return failure{errc::beyond_length, longest, max_length};
+      const std::uint64_t total = groups().blocks_for(end);
+      if (total > blocks_.pool.capacity()) return failure{errc::exceeds_pool, total, blocks_.pool.capacity()};
+      if (w.tokens == 0) continue;
+      for (std::uint32_t g = 0; g < groups().size(); ++g) {
+        const std::uint64_t blocks = groups().blocks_for(g, end);
+        if (blocks > s->tables[g].size()) needed += blocks - s->tables[g].size();
+        if (s->begun % groups().block_size(g) == 0) continue;
+        const block_id tail = tail_of(*s, g);
+        block_use& use = blocks_.uses[tail];
+        const bool alone = blocks_.pool.ref_count(tail) - use.copies == 1;
+        if (alone && !use.copier_in_flight && !steps.in_flight(use.newest())) continue;
+        ++needed;
+        ++use.copies;
+        use.copier_in_flight = use.copier_in_flight || steps.in_flight(s->last_step);
+      }
+    }
+    return {};
+  }
+
+  /// Blocks for the newest row of a step: as count_wants counted them.
+  void make_room(step_record& r, sequence_state& s, bool others_in_flight) noexcept {
+    const auto row = static_cast<std::uint32_t>(r.rows.size() - 1);
+    const std::uint32_t start = r.rows[row].start;
+    const std::uint32_t tokens = r.rows[row].tokens;
+    for (std::uint32_t g = 0; g < groups().size(); ++g) {
+      std::vector<block_id>& table = s.tables[g];
+      r.groups[g].blocks_before.push_back(static_cast<std::uint32_t>(table.size()));
+      if (tokens == 0) continue;
+      if (start % groups().block_size(g) != 0) own_tail(r, row, g, s, others_in_flight);
+      const std::uint64_t blocks = groups().blocks_for(g, std::uint64_t{start} + tokens);
+      while (table.size() < blocks) table.push_back(blocks_.allocate());
+    }
+  }
+
+  /// Sees to it that the block a sequence is about to write into is nobody else's and nobody else's content.
+  void own_tail(step_record& r, std::uint32_t row, std::uint32_t group, sequence_state& s,
+                bool others_in_flight) noexcept {
+    const std::uint32_t size = groups().block_size(group);
+    block_id& entry = s.tables[group][s.begun / size];
+    const block_id tail = entry;
+    block_use& use = blocks_.uses[tail];
+    // A copy that this very step makes is carried out before anything is written.
+    const bool copied = others_in_flight && use.copied_in > blocks_.steps.retired() && use.copied_in != r.number;
+    const bool released = others_in_flight && use.released_in > blocks_.steps.retired();
+    if (blocks_.pool.ref_count(tail) == 1 && !copied && !released) {
+      if (!blocks_.index.contains(tail)) return;
+      blocks_.forget_subtree(tail);
+      blocks_.flush();
+      return;
+    }
+    r.replacements.push_back({row, group, tail, use.copied_in});
+    if (copied && use.copied_in > use.released_in) use.released_in = use.copied_in;
+    use.copied_in = r.number;
+    entry = blocks_.allocate();
+    r.copies.push_back({group, tail, entry, s.begun % size});
+    blocks_.let_go(tail, s.last_step);
+  }
+
+  /// Fills the arrays that the step's views show.
+  void describe(step_record& r) noexcept {
+    r.query_offsets.push_back(0);
+    for (const step_record::row& row : r.rows) {
+      r.query_offsets.push_back(r.query_offsets.back() + row.tokens);
+      r.kv_lengths.push_back(row.start + row.tokens);
+    }
+    for (std::uint32_t g = 0; g < groups().size(); ++g) {
+      step_record::group_arrays& arrays = r.groups[g];
+      arrays.slots.resize(r.query_offsets.back());
+      arrays.offsets.push_back(0);
+      for (std::size_t i = 0; i < r.rows.size(); ++i) {
+        const std::vector<block_id>& table = sequences_.find(r.rows[i].sequence)->tables[g];
+        const auto used = static_cast<std::ptrdiff_t>(groups().blocks_for(g, r.kv_lengths[i]));
+        arrays.blocks.insert(arrays.blocks.end(), table.begin(), table.begin() + used);
+        arrays.offsets.push_back(static_cast<std::uint32_t>(arrays.blocks.size()));
+        map_slots(table, arrays.block_size, r.rows[i].start,
+                  std::span<slot_id>(arrays.slots).subspan(r.query_offsets[i], r.rows[i].tokens));
+      }
+    }
+  }
+
+  /// Takes back what the newest step did, in reverse, so that free blocks lie as before.
+  void roll_back_newest() noexcept {
+    step_record& newest = *blocks_.steps.open().back();
+    for (std::size_t i = newest.rows.size(); i-- > 0;) roll_back_row(newest, i);
+    blocks_.steps.pop_newest([&](step_record& r) {
+      // What was released meanwhile may be in use by the step before.
+      if (blocks_.steps.open().empty())
+        blocks_.release_held(r.held);
+      else
+        move_held(r.held, blocks_.steps.open().back()->held, blocks_.uses);
+    });
+  }
+
+  void roll_back_row(step_record& r, std::size_t i) noexcept {
+    const step_record::row& row = r.rows[i];
+    sequence_state* s = sequences_.find(row.sequence);
+    for (std::uint32_t g = groups().size(); g-- > 0;) {
+      if (s != nullptr) {
+        std::vector<block_id>& table = s->tables[g];
+        for (; table.size() > r.groups[g].blocks_before[i]; table.pop_back()) blocks_.free_unused(table.back());
+      }
+      if (r.replacements.empty() || r.replacements.back().row != i || r.replacements.back().group != g) continue;
+      const step_record::replacement was = r.replacements.back();
+      r.replacements.pop_back();
+      blocks_.uses[was.source].copied_in = was.copied_before;
+      if (s == nullptr) continue;
+      block_id& entry = s->tables[g][row.start / groups().block_size(g)];
+      blocks_.free_unused(entry);
+      entry = was.source;
+      blocks_.add_holder(was.source);
+    }
+    if (s == nullptr) return;
+    s->begun = row.start;
+    s->last_step = row.previous_step;
+    --s->open_steps;
+  }
+
+  void retire_oldest(std::size_t steps) noexcept {
+    blocks_.steps.pop_oldest(steps, [&](step_record& r) { blocks_.release_held(r.held); });
+  }
+
+  block_keeper<Eviction>& blocks_;
+  sequence_keeper<Eviction>& sequences_;
+};
+
+}  // namespace kvcache::detail
