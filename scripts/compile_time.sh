@@ -1,39 +1,47 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# How long a translation unit that only includes a header takes to compile: the median of five runs, beside an empty
-# one. --json prints the same for programs. CXX chooses the compiler.
+# How long a translation unit that only includes a header takes to compile: the medians of five runs, by the clock and
+# by the processor (which a busy machine changes less), beside an empty one. --json prints the same for programs. CXX
+# chooses the compiler.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 exec python3 - "${CXX:-g++}" "$root/include" "${1:-}" <<'PYTHON'
-import json, pathlib, statistics, subprocess, sys, time
+import json, pathlib, resource, statistics, subprocess, sys, time
 
 compiler, include, mode = sys.argv[1:4]
 LIMITS = {"kvcache/kvcache.hpp": 1.0, "kvcache/attention/cpu/cpu.hpp": 1.8}
 RUNS = 5
 
 
-def seconds(header):
+def processor_seconds():
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def measure(header, limit):
     text = f"#include <{header}>\n" if header else ""
     command = [compiler, "-std=c++20", "-I", include, "-x", "c++", "-c", "-o", "/dev/null", "-"]
-    times = []
+    clock, processor = [], []
     for _ in range(RUNS):
-        start = time.monotonic()
+        start, used = time.monotonic(), processor_seconds()
         run = subprocess.run(command, input=text, text=True, capture_output=True)
-        times.append(time.monotonic() - start)
+        clock.append(time.monotonic() - start)
+        processor.append(processor_seconds() - used)
         if run.returncode:
             sys.exit(run.stderr)
-    return statistics.median(times)
+    return {"header": header or "(empty)", "seconds": statistics.median(clock),
+            "processor_seconds": statistics.median(processor), "limit": limit}
 
 
-rows = [{"header": "(empty)", "seconds": seconds(None), "limit": None}]
+rows = [measure(None, None)]
 for header, limit in LIMITS.items():
     if (pathlib.Path(include) / header).is_file():
-        rows.append({"header": header, "seconds": seconds(header), "limit": limit})
+        rows.append(measure(header, limit))
 if mode == "--json":
     print(json.dumps({"compiler": compiler, "runs": RUNS, "rows": rows}, indent=2))
 else:
-    print(f"{'header':<28}{'median s':>10}{'limit s':>9}   ({compiler}, {RUNS} runs)")
+    print(f"{'header':<32}{'clock s':>9}{'cpu s':>9}{'limit s':>9}   ({compiler}, medians of {RUNS} runs)")
     for row in rows:
-        print(f"{row['header']:<28}{row['seconds']:>10.2f}{row['limit'] or '':>9}")
+        print(f"{row['header']:<32}{row['seconds']:>9.2f}{row['processor_seconds']:>9.2f}{row['limit'] or '':>9}")
 PYTHON
