@@ -6,6 +6,7 @@
 
 #include <kvcache/attention/attention.hpp>
 #include <kvcache/attention/plan.hpp>
+#include <kvcache/attention/reference.hpp>
 #include <kvcache/attention/state.hpp>
 #include <kvcache/attention/variant.hpp>
 #include <kvcache/blocks/block_manager.hpp>
