@@ -76,7 +76,7 @@ struct joined_name {
     std::array<char, length(First::name) + (0 + ... + (1 + length(Rest::name))) + 1> text{};
     std::size_t at = 0;
     for (const char* c = First::name; *c != '\0'; ++c) text[at++] = *c;
-    const auto append = [&](const char* part) {
+    [[maybe_unused]] const auto append = [&](const char* part) {
       text[at++] = '+';
       for (; *part != '\0'; ++part) text[at++] = *part;
     };
@@ -115,12 +115,12 @@ struct mask_view {
 
 /// The run-time values of a variant; layers of one model may differ in them. Owns nothing.
 struct variant_values {
-  float scale = 0;                      ///< of q . k; 0: 1 / sqrt(head_dim)
-  std::uint32_t window = 0;             ///< sliding_window: tokens seen, the query's own included
-  float soft_cap = 0;                   ///< soft_cap: the cap
-  std::span<const float> alibi_slopes;  ///< alibi: one for each query head
-  std::span<const float> sinks;         ///< sinks: one logit for each query head, natural scale; -inf adds nothing
-  mask_view mask;                       ///< custom_mask
+  float scale = 0;                        ///< of q . k; 0: 1 / sqrt(head_dim)
+  std::uint32_t window = 0;               ///< sliding_window: tokens seen, the query's own included
+  float soft_cap = 0;                     ///< soft_cap: the cap
+  std::span<const float> alibi_slopes{};  ///< alibi: one for each query head
+  std::span<const float> sinks{};         ///< sinks: one logit for each query head, natural scale; -inf adds nothing
+  mask_view mask{};                       ///< custom_mask
 };
 
 /// Holds `values` against what the variant uses. Raises invalid_argument, naming value, limit and remedy, where a value

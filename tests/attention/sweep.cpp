@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every instruction set against the reference, over shapes, types and mixes of prefill chunks and decodes.
+#include "support.hpp"
+
+using namespace kvcache_test;
+
+namespace {
+
+/// Holds the scene against the reference on every instruction set, whole and cut for several threads.
+template <class Variant, class K, class V>
+void hold(const scene<K, V>& s, const variant_values& values = {}) {
+  const expectation e = expected<Variant>(s, values);
+  for (const cpu_isa isa : isas()) {
+    for (const unsigned threads : {1u, 5u}) {
+      INFO(text(s.form(), isa, threads) << " " << dtype_traits<K>::name << " " << dtype_traits<V>::name << " variant "
+                                        << Variant::name);
+      CHECK(distance(attend<Variant>(s, values, isa, threads), e) < 1);
+    }
+  }
+}
+
+const std::vector<sequence> mixed{{1, 130}, {70, 70}, {5, 200}, {1, 1}, {33, 97}};
+const std::vector<sequence> decodes{{1, 67}, {1, 16}, {1, 1}, {1, 129}};
+
+}  // namespace
+
+TEST_CASE("attention_11 every group size agrees with the reference") {
+  for (const std::uint32_t group : {1u, 2u, 3u, 4u, 5u, 6u, 7u, 8u, 9u, 10u, 11u, 12u, 13u, 14u, 15u, 16u, 64u, 128u}) {
+    if (!thorough && group > 8 && group % 5 != 0 && group != 64) continue;
+    const shape form{.kv_heads = group > 16 ? 1u : 2u, .group = group, .head_dim = group > 16 ? 64u : 128u};
+    hold<causal>(scene<bf16>(form, decodes, group));
+    hold<causal>(scene<bf16>(form, {{3, 40}, {1, 20}}, group + 100));
+  }
+}
+
+TEST_CASE("attention_11 every head size agrees with the reference") {
+  for (const std::uint32_t dim : {64u, 80u, 96u, 112u, 128u, 192u, 256u}) {
+    const shape form{.kv_heads = 2, .group = 3, .head_dim = dim};
+    hold<causal>(scene<bf16>(form, mixed, dim));
+    if (thorough || dim % 48 == 0) {
+      hold<causal>(scene<f16>(form, {{1, 67}, {9, 40}}, dim + 1));
+      hold<causal>(scene<f32>(form, {{1, 67}, {9, 40}}, dim + 2));
+    }
+  }
+}
+
+TEST_CASE("head sizes that fill no vector agree with the reference") {
+  for (const std::uint32_t dim : {1u, 3u, 8u, 20u, 72u, 100u}) {
+    hold<causal>(scene<bf16>({.kv_heads = 2, .group = 2, .head_dim = dim}, {{1, 67}, {9, 40}}, dim));
+    hold<causal>(scene<f32>({.kv_heads = 2, .group = 2, .head_dim = dim}, {{1, 67}, {9, 40}}, dim));
+  }
+}
+
+TEST_CASE("attention_11 every block size and order of heads agrees with the reference") {
+  for (const std::uint32_t block_size : {1u, 7u, 16u, 64u, 256u}) {
+    for (const bool heads_outside : {false, true}) {
+      const shape form{
+          .block_size = block_size, .kv_heads = 3, .group = 2, .head_dim = 64, .heads_outside = heads_outside};
+      hold<causal>(scene<bf16>(form, mixed, block_size));
+      hold<causal>(scene<f32>(form, decodes, block_size));
+    }
+  }
+}
+
+TEST_CASE("K and V of different sizes and types agree with the reference") {
+  const shape form{.kv_heads = 2, .group = 5, .head_dim = 192, .head_dim_v = 128};
+  hold<causal>(scene<bf16>(form, mixed, 1));
+  hold<causal>(scene<f16, bf16>(form, {{1, 67}, {9, 40}}, 2));
+  hold<causal>(scene<bf16, f32>(form, {{1, 67}, {9, 40}}, 3));
+  hold<causal>(scene<f32, f16>({.group = 4, .head_dim = 64, .head_dim_v = 112}, {{1, 67}, {9, 40}}, 4));
+}
+
+TEST_CASE("blocks in the tail pool agree with the reference") {
+  for (const std::uint32_t block_size : {1u, 7u, 16u}) {
+    hold<causal>(
+        scene<bf16>({.block_size = block_size, .kv_heads = 2, .group = 4, .head_dim = 64, .tails = true}, mixed, 1));
+    hold<causal>(scene<f32>(
+        {.block_size = block_size, .kv_heads = 2, .group = 1, .head_dim = 64, .heads_outside = true, .tails = true},
+        mixed, 2));
+  }
+}
+
+TEST_CASE("R17 lengths below, at and above each border agree with the reference") {
+  std::vector<sequence> all;
+  for (const std::uint32_t n : {0u, 1u, 2u, 15u, 16u, 17u, 31u, 32u, 33u, 63u, 64u, 65u, 127u, 128u, 129u}) {
+    all.push_back({1, n});
+    all.push_back({2, n});
+    if (n >= 31) all.push_back({31, n});
+  }
+  hold<causal>(scene<bf16>({.kv_heads = 1, .group = 4, .head_dim = 64}, all, 3));
+  hold<full>(scene<bf16>({.kv_heads = 1, .group = 3, .head_dim = 64}, all, 4));
+  hold<causal>(scene<f32>({.block_size = 7, .kv_heads = 1, .group = 17, .head_dim = 64}, all, 5));
+}
+
+TEST_CASE("R17 q and out may be slices with strides of their own, of 16-bit elements") {
+  const scene<bf16> s({.kv_heads = 2, .group = 2, .head_dim = 64}, mixed, 5);
+  const std::uint32_t heads = s.form().query_heads();
+  // q as the first part of a fused row [q | k | v]; out with a gap behind every head.
+  const std::int64_t fused = (heads + 2 * 2) * std::int64_t{64};
+  std::vector<bf16> qkv(static_cast<std::size_t>(fused) * s.rows(), from_float<bf16>(poison_value()));
+  scene<bf16> rounded({.kv_heads = 2, .group = 2, .head_dim = 64}, mixed, 5);
+  for (std::uint32_t r = 0; r < s.rows(); ++r) {
+    for (std::uint32_t i = 0; i < heads * 64; ++i) {
+      const bf16 x = from_float<bf16>(s.q[std::size_t{r} * heads * 64 + i]);
+      qkv[static_cast<std::size_t>(r * fused) + i] = x;
+      rounded.q[std::size_t{r} * heads * 64 + i] = to_float(x);
+    }
+  }
+  const expectation e = expected<causal>(rounded);
+  const std::int64_t head_step = 70;
+  const std::int64_t row_step = heads * head_step + 3;
+  for (const cpu_isa isa : isas()) {
+    const attention<bundle<causal, bf16>> a({.shape = s.heads(), .threads = 1, .backend = {.isa = isa}});
+    const auto plan = a.plan(s.batch());
+    const f16 untouched{0x1234};
+    std::vector<f16> out(static_cast<std::size_t>(row_step) * s.rows(), untouched);
+    a.run(plan, s.view(), rows_view<const bf16>(qkv.data(), s.rows(), heads, 64, fused, 64),
+          rows_view<f16>(out.data(), s.rows(), heads, 64, row_step, head_step), 0, 1);
+    double worst = 0;
+    bool kept = true;
+    for (std::uint32_t r = 0; r < s.rows(); ++r) {
+      for (std::uint32_t h = 0; h < heads; ++h) {
+        const f16* const row = out.data() + r * row_step + h * head_step;
+        for (std::uint32_t d = 0; d < 64; ++d) {
+          const double want = e.out[(std::size_t{r} * heads + h) * 64 + d];
+          // Half a unit in the last of 11 places, and what f32 allows.
+          const double allowed = std::fabs(want) * 0x1p-11 + 0x1p-25 + 1e-5 * e.largest;
+          worst = (std::max)(worst, std::fabs(static_cast<double>(to_float(row[d])) - want) / allowed);
+        }
+        for (std::uint32_t d = 64; d < 70; ++d) kept = kept && row[d] == untouched;
+      }
+    }
+    INFO(name(isa));
+    CHECK(worst < 1);
+    CHECK(kept);
+  }
+}
+
+TEST_CASE("a randomly drawn batch agrees with the reference") {
+  const unsigned rounds = thorough ? 60 : 8;
+  for (unsigned seed = 1; seed <= rounds; ++seed) {
+    std::mt19937 random(seed);
+    const auto draw = [&](std::uint32_t least, std::uint32_t most) {
+      return std::uniform_int_distribution<std::uint32_t>(least, most)(random);
+    };
+    shape form;
+    form.block_size = draw(1, 40);
+    form.kv_heads = draw(1, 4);
+    form.group = draw(1, 18);
+    form.head_dim = draw(1, 10) * 16;
+    form.head_dim_v = draw(1, 10) * 16;
+    form.heads_outside = draw(0, 1) == 1;
+    form.tails = draw(0, 1) == 1;
+    std::vector<sequence> sequences(draw(0, 5));
+    for (sequence& s : sequences) {
+      s.kv_length = draw(0, 300);
+      s.queries = draw(0, 2) == 0 ? draw(0, 50) : 1;
+    }
+    INFO("seed " << seed);
+    hold<causal>(scene<bf16>(form, sequences, seed));
+  }
+}

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every variant, alone and together, against the reference.
+#include <type_traits>
+
+#include "support.hpp"
+
+using namespace kvcache_test;
+
+namespace {
+
+const std::vector<sequence> mixed{{1, 130}, {70, 70}, {5, 200}, {1, 1}, {33, 97}, {0, 9}, {3, 2}, {1, 0}};
+
+struct given {
+  std::vector<float> slopes;
+  std::vector<float> sink_logits;
+  std::vector<std::uint8_t> bits;
+  variant_values values;
+};
+
+/// Values for everything that the variant uses.
+template <class Variant, class K, class V>
+given values_for(const scene<K, V>& s, std::uint32_t window, unsigned seed) {
+  given g;
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  constexpr variant_features f = Variant::features;
+  if constexpr (f.window) g.values.window = window;
+  if constexpr (f.soft_cap) g.values.soft_cap = 1.5f;
+  if constexpr (f.alibi) {
+    for (std::uint32_t h = 0; h < s.form().query_heads(); ++h)
+      g.slopes.push_back(std::exp2(-8.0f * static_cast<float>(h + 1) / static_cast<float>(s.form().query_heads())));
+    g.values.alibi_slopes = g.slopes;
+  }
+  if constexpr (f.sinks) {
+    for (std::uint32_t h = 0; h < s.form().query_heads(); ++h) g.sink_logits.push_back(2 * normal(random));
+    g.sink_logits[0] = empty_lse();
+    g.values.sinks = g.sink_logits;
+  }
+  if constexpr (f.mask) {
+    const std::size_t stride = 40;
+    g.bits.resize(stride * s.rows());
+    for (std::uint8_t& b : g.bits) b = static_cast<std::uint8_t>(random());
+    if (!g.bits.empty()) std::fill_n(g.bits.begin(), stride, std::uint8_t{0});  // the first row sees nothing
+    g.values.mask = {g.bits.data(), s.rows(), static_cast<std::int64_t>(stride)};
+  }
+  return g;
+}
+
+template <class Variant>
+void hold() {
+  for (const std::uint32_t group : {1u, 4u, 7u, 17u}) {
+    for (const std::uint32_t window : {1u, 2u, 63u, 64u, 65u, 1000u}) {
+      if (!Variant::features.window && window > 1) break;
+      if (!thorough && window > 2 && window != 64) continue;
+      const scene<bf16> s({.block_size = 16, .kv_heads = 2, .group = group, .head_dim = 64}, mixed, group);
+      const given g = values_for<Variant>(s, window, group);
+      const expectation e = expected<Variant>(s, g.values);
+      for (const cpu_isa isa : isas()) {
+        for (const unsigned threads : {1u, 7u}) {
+          INFO(text(s.form(), isa, threads) << " " << Variant::name << " window " << g.values.window);
+          CHECK(distance(attend<Variant>(s, g.values, isa, threads), e) < 1);
+          CHECK(distance(attend<Variant, true>(s, g.values, isa, threads), e) < 1);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("causal agrees with the reference") { hold<causal>(); }
+TEST_CASE("full agrees with the reference") { hold<full>(); }
+TEST_CASE("R17 a window of W sees the W newest positions") { hold<sliding_window>(); }
+TEST_CASE("a soft cap agrees with the reference") {
+  hold<combine<causal, soft_cap>>();
+  hold<soft_cap>();
+}
+TEST_CASE("slopes agree with the reference") {
+  hold<combine<causal, alibi>>();
+  hold<alibi>();
+}
+TEST_CASE("R15 sinks are applied once, when a row is finished") {
+  hold<combine<causal, sinks>>();
+  hold<sinks>();
+}
+TEST_CASE("custom masks agree with the reference") {
+  hold<custom_mask>();
+  hold<combine<causal, custom_mask>>();
+}
+TEST_CASE("variants together agree with the reference") {
+  hold<combine<sliding_window, soft_cap>>();
+  hold<combine<sliding_window, sinks>>();
+  hold<combine<causal, alibi, soft_cap>>();
+  hold<combine<sliding_window, soft_cap, alibi, sinks, custom_mask>>();
+}
+
+TEST_CASE("combine joins names and features") {
+  using both = combine<sliding_window, soft_cap, sinks>;
+  STATIC_REQUIRE(both::features == variant_features{.causal = true, .window = true, .soft_cap = true, .sinks = true});
+  CHECK(std::string(both::name) == "sliding_window+soft_cap+sinks");
+  CHECK(std::string(combine<full>::name) == "full");
+}
+
+TEST_CASE("a scale of one's own takes the place of 1 / sqrt(head_dim)") {
+  const scene<f32> s({.group = 3}, mixed, 9);
+  const variant_values values{.scale = 0.37f};
+  const expectation e = expected<causal>(s, values);
+  for (const cpu_isa isa : isas()) CHECK(distance(attend<causal>(s, values, isa), e) < 1);
+  CHECK(distance(attend<causal>(s), e) > 1);
+}
