@@ -189,21 +189,8 @@ struct storage_options {
 /// Owns its memory; moves, never copies. Thread safety: `append`, see the free function; everything const at any time.
 template <class Policies>
 class storage {
-  static_assert(kv_dtype_policy<typename Policies::dtype>,
-                "dtype needs `using k = T; using v = T;`, each T one of f32, f16, bf16: kvcache::kv_dtype<K, V>");
-  static_assert(kv_layout<typename Policies::layout>,
-                "layout needs `static constexpr const char* name` and `template <class T> static constexpr "
-                "kvcache::plane_strides strides(std::uint32_t block_size, std::uint32_t heads, std::uint32_t head_dim) "
-                "noexcept`; is its header included?");
-  static_assert(memory_allocator<typename Policies::allocator>,
-                "allocator needs `static constexpr const char* name`, `static constexpr kvcache::memory_space space`, "
-                "`void* allocate(std::size_t bytes, std::size_t alignment)` and `void deallocate(void* memory, "
-                "std::size_t bytes, std::size_t alignment) noexcept`, and moves without throwing; is its header "
-                "included?");
-  static_assert(Policies::block_size > 0, "block_size needs at least 1 token, or kvcache::dynamic");
-
  public:
-  // A policy that fails its test above gives way to the default, so that one fault is one message.
+  // A policy that fails its mandate (below) gives way to the default, so that one fault is one message.
   using dtype =
       std::conditional_t<kv_dtype_policy<typename Policies::dtype>, typename Policies::dtype, policies::dtype>;
   using layout = std::conditional_t<kv_layout<typename Policies::layout>, typename Policies::layout, nhd>;
@@ -374,6 +361,20 @@ class storage {
   std::uint32_t blocks_ = 0;
   std::uint32_t block_size_ = 0;
   std::byte* memory_ = nullptr;
+
+  // Last in the class, since some compilers leave out what follows a mandate that fails.
+  static_assert(kv_dtype_policy<typename Policies::dtype>,
+                "dtype needs `using k = T; using v = T;`, each T one of f32, f16, bf16: kvcache::kv_dtype<K, V>");
+  static_assert(kv_layout<typename Policies::layout>,
+                "layout needs `static constexpr const char* name` and `template <class T> static constexpr "
+                "kvcache::plane_strides strides(std::uint32_t block_size, std::uint32_t heads, std::uint32_t head_dim) "
+                "noexcept`; is its header included?");
+  static_assert(memory_allocator<typename Policies::allocator>,
+                "allocator needs `static constexpr const char* name`, `static constexpr kvcache::memory_space space`, "
+                "`void* allocate(std::size_t bytes, std::size_t alignment)` and `void deallocate(void* memory, "
+                "std::size_t bytes, std::size_t alignment) noexcept`, and moves without throwing; is its header "
+                "included?");
+  static_assert(Policies::block_size > 0, "block_size needs at least 1 token, or kvcache::dynamic");
 };
 
 }  // namespace kvcache

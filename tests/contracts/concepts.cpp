@@ -34,11 +34,8 @@ struct changing_victim : newest_first {
   using newest_first::newest_first;
   block_id victim() noexcept { return last; }
 };
-struct no_pool_size {
-  static constexpr const char* name = "no_pool_size";
-  void insert(block_id) noexcept {}
-  void erase(block_id) noexcept {}
-  [[nodiscard]] block_id victim() const noexcept { return null_block; }
+struct no_pool_size : newest_first {
+  no_pool_size() : newest_first(null_block) {}
 };
 
 struct device_allocator {

@@ -67,4 +67,7 @@ TEST_CASE("describe says when the block size comes at run time") {
   CHECK_THAT(describe<run_time>(), kvcache_test::contains_text("block_size      dynamic\n"));
 }
 
-TEST_CASE("a misspelt override shows as the default") { CHECK(describe<misspelt>() == describe<policies>()); }
+TEST_CASE("a misspelt override shows as the default") {
+  static_assert(misspelt::blocksize == 64);
+  CHECK(describe<misspelt>() == describe<policies>());
+}

@@ -12,8 +12,7 @@ if(compiler_id MATCHES "Clang")
 else()
   set(plain -fno-diagnostics-show-caret -fdiagnostics-color=never)
 endif()
-# Compiled whole, since what follows a fault may only show when members are made.
-execute_process(COMMAND ${compiler} -std=c++20 ${plain} -I${include} -S -o /dev/null ${source}
+execute_process(COMMAND ${compiler} -std=c++20 ${plain} -I${include} -fsyntax-only ${source}
                 ERROR_VARIABLE errors RESULT_VARIABLE status)
 
 # count(TEXT PART VARIABLE): how often PART stands in TEXT.
