@@ -12,11 +12,11 @@ namespace engine {
 
 /// What a user asks for.
 struct request {
-  std::string id;
-  std::vector<token_id> prompt;
+  std::string id{};
+  std::vector<token_id> prompt{};
   std::uint32_t max_tokens = 64;  ///< tokens to generate at most
   bool ignore_end = false;        ///< go on after an end-of-sequence token
-  sampling how;
+  sampling how{};
 };
 
 enum class finish {
@@ -38,12 +38,12 @@ enum class finish {
 
 /// What came of it.
 struct answer {
-  std::string id;
-  std::vector<token_id> tokens;  ///< without the end-of-sequence token that ended it
+  std::string id{};
+  std::vector<token_id> tokens{};  ///< without the end-of-sequence token that ended it
   std::uint32_t prompt_tokens = 0;
   std::uint32_t reused_tokens = 0;  ///< of the prompt, found in the cache
   finish how = finish::running;
-  std::string error;         ///< where failed: one sentence
+  std::string error{};       ///< where failed: one sentence
   double first_token_s = 0;  ///< seconds from submission to the first token
   double last_token_s = 0;   ///< and to the last
 };

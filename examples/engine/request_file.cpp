@@ -86,6 +86,7 @@ request read_request(const std::string& line, const tokeniser& words, const requ
     else
       throw bad_input("it has an unknown key '" + key.substr(0, 80) + "'");
   }
+  if (out.max_tokens == 0) throw bad_input("'max_tokens' is 0, the least is 1");
   validate(out.how);
   out.prompt = encode_chat(words, messages);
   return out;

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+// The engine as a user runs it: what it prints, and what it says and exits with on bad input. The model is the random
+// one. Under AddressSanitizer a leak would change the exit status.
+#include "catch.hpp"
+#include "random_model.hpp"
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+using kvcache_test::contains_text;
+
+namespace {
+
+std::string read_file(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::ostringstream out;
+  out << in.rdbuf();
+  return out.str();
+}
+
+/// A folder of its own, removed at the end.
+class folder {
+ public:
+  folder() {
+    std::string name = (std::filesystem::temp_directory_path() / "kvcache-engine-XXXXXX").string();
+    REQUIRE(::mkdtemp(name.data()) != nullptr);
+    path_ = name;
+    const auto bytes = engine::random_model(1);
+    write("model.gguf", {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  }
+  folder(const folder&) = delete;
+  folder& operator=(const folder&) = delete;
+  ~folder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+
+  std::string write(const std::string& name, std::string_view text) const {
+    std::ofstream out(path_ / name, std::ios::binary);
+    out.write(text.data(), static_cast<std::streamsize>(text.size()));
+    return (path_ / name).string();
+  }
+  [[nodiscard]] std::string at(const std::string& name) const { return (path_ / name).string(); }
+
+ private:
+  std::filesystem::path path_;
+};
+
+struct outcome {
+  int status = -1;
+  std::string out;
+  std::string err;
+};
+
+/// Runs the engine; arguments may hold anything but a single quote. `input` is its standard input.
+outcome run(const folder& in, const std::vector<std::string>& arguments, const std::string& input = {}) {
+  std::string command = "env -u KVCACHE_MODEL '" KVCACHE_ENGINE_EXECUTABLE "'";
+  for (const std::string& a : arguments) command += " '" + a + "'";
+  command += " <'" + in.write("stdin", input) + "' >'" + in.at("stdout") + "' 2>'" + in.at("stderr") + "'";
+  const int status = std::system(command.c_str());
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read_file(in.at("stdout")), read_file(in.at("stderr"))};
+}
+
+/// Start-up faults: exit status 2, nothing on stdout, one line on stderr that says why.
+void refuses(const folder& in, const std::vector<std::string>& arguments, const std::string& why) {
+  const outcome o = run(in, arguments);
+  INFO(o.err);
+  CHECK(o.status == 2);
+  CHECK(o.out.empty());
+  CHECK_THAT(o.err, contains_text(why));
+  CHECK(std::count(o.err.begin(), o.err.end(), '\n') <= 2);  // the random model is announced
+}
+
+std::string patched_model(const folder& in, const std::string& key, std::uint32_t value) {
+  std::string bytes = read_file(in.at("model.gguf"));
+  bytes.replace(bytes.find(key) + key.size() + 4, 4, reinterpret_cast<const char*>(&value), 4);
+  return in.write("patched.gguf", bytes);
+}
+
+}  // namespace
+
+TEST_CASE("One prompt is served, with a table at the end") {
+  const folder f;
+  const outcome o = run(f, {"-m", f.at("model.gguf"), "-p", "hello", "-n", "5", "--ignore-end"});
+  INFO(o.err);
+  CHECK(o.status == 0);
+  for (const char* part : {"requests ", "1 served, 0 failed", "tokens/s", "time to first token p50 / p95",
+                           "blocks in use at peak", "slots wasted", "contiguous, prompt + max_tokens"})
+    CHECK_THAT(o.out, contains_text(part));
+  CHECK_THAT(o.err, contains_text("random weights"));
+  CHECK_THAT(o.err, !contains_text("reading the prompt"));
+}
+
+TEST_CASE("Requests of a file are served together; JSON holds the table and the answers") {
+  const folder f;
+  const std::string requests = f.write("requests.jsonl",
+                                       "{\"id\": \"one\", \"prompt\": \"a\", \"max_tokens\": 4}\n"
+                                       "{\"id\": \"two\", \"prompt\": \"b\", \"max_tokens\": 6}\n");
+  for (const char* block_size : {"8", "16", "64"}) {
+    const outcome o = run(f, {"-m", f.at("model.gguf"), "-r", requests, "--ignore-end", "--json", "-", "--block-size",
+                              block_size, "--kv-dtype", "bf16"});
+    INFO(o.err);
+    REQUIRE(o.status == 0);
+    const auto json = nlohmann::json::parse(o.out);
+    CHECK(json["requests"] == 2);
+    CHECK(json["kv_dtype"] == "bf16");
+    CHECK(json["block_size"] == std::stoi(block_size));
+    CHECK(json["peak_sequences"] == 2);
+    CHECK(json["generated_tokens"] == 10);
+    CHECK(json["answers"][0]["tokens"].size() == 4);
+    CHECK(json["answers"][1]["tokens"].size() == 6);
+    CHECK_THAT(o.err, contains_text("--- one\n") && contains_text("--- two\n") && contains_text("2 served"));
+  }
+  const outcome o = run(f, {"-m", f.at("model.gguf"), "-r", requests, "--ignore-end", "--json", f.at("report.json"),
+                            "--progress", "--chunk", "10"});
+  CHECK(o.status == 0);
+  CHECK_THAT(o.out, contains_text("--- one\n") && contains_text("2 served"));
+  CHECK(nlohmann::json::parse(read_file(f.at("report.json")))["requests"] == 2);
+  CHECK_THAT(o.err, contains_text("reading the prompt of one: 10 of "));
+}
+
+TEST_CASE("A chat keeps what was said; later turns find it in the cache") {
+  const folder f;
+  const outcome o =
+      run(f, {"-m", f.at("model.gguf"), "--chat", "-n", "6", "--json", f.at("report.json")}, "hello\n\nand again\n");
+  INFO(o.err);
+  CHECK(o.status == 0);
+  const auto json = nlohmann::json::parse(read_file(f.at("report.json")));
+  REQUIRE(json["answers"].size() == 2);
+  CHECK(json["answers"][0]["reused_tokens"] == 0);
+  CHECK(json["answers"][1]["prompt_tokens"] > json["answers"][0]["prompt_tokens"]);
+  // All whole blocks of the first prompt; what was answered may be tokenised anew.
+  CHECK(json["answers"][1]["reused_tokens"].get<int>() >= json["answers"][0]["prompt_tokens"].get<int>() / 16 * 16);
+}
+
+TEST_CASE("A model file that cannot be used ends the engine with 2 and a sentence") {
+  const folder f;
+  const std::string whole = read_file(f.at("model.gguf"));
+  const std::vector<std::string> ask{"-p", "hello"};
+  const auto with = [&](const std::string& model) { return std::vector<std::string>{"-m", model, "-p", "hello"}; };
+  refuses(f, with(f.at("nothing.gguf")), "nothing.gguf: No such file");
+  refuses(f, with(f.at("")), "it is not a regular file");
+  refuses(f, with(f.write("empty.gguf", "")), "the file has 0 left");
+  refuses(f, with(f.write("foreign.gguf", "\x89PNG and so on")), "a GGUF file begins with 'GGUF'");
+  refuses(f, with(f.write("head.gguf", whole.substr(0, 1000))), "(is it truncated?)");
+  refuses(f, with(f.write("cut.gguf", whole.substr(0, whole.size() / 2))), "(is it truncated?)");
+  refuses(f, with(f.write("short.gguf", whole.substr(0, whole.size() - 1))), "(is it truncated?)");
+  refuses(f, with(patched_model(f, "llama.attention.head_count", 0)), "llama.attention.head_count is 0, 1 to");
+  refuses(f, with(patched_model(f, "llama.attention.head_count_kv", 0)), "llama.attention.head_count_kv is 0, 1 to");
+}
+
+TEST_CASE("Options that can never work end the engine with 2 and a sentence") {
+  const folder f;
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"-m", f.at("model.gguf"), "-p", "hello"});
+    return more;
+  };
+  refuses(f, with({"--block-size", "0"}), "block size is 0, the least is 1");
+  refuses(f, with({"--block-size", "12"}), "12 is not compiled in; choose one of 8, 16, 64");
+  refuses(f, with({"--max-tokens", "0"}), "max tokens is 0, the least is 1");
+  refuses(f, with({"--max-sequences", "0"}), "at once is 0, the least is 1");
+  refuses(f, with({"--chunk", "0"}), "in a step is 0, the least is 1");
+  refuses(f, with({"--threads", "100000"}), "threads is 100000, 1 to 1024 are possible");
+  refuses(f, with({"--temperature", "-1"}), "temperature is -1");
+  refuses(f, with({"--top-p", "0"}), "top_p is 0");
+  refuses(f, with({"--kv-dtype", "int3"}), "int3");
+  refuses(f, with({"--unknown"}), "--unknown");
+  refuses(f, {"-m", f.at("model.gguf")}, "Exactly 1 option from [-p,--prompt,-r,--requests,-c,--chat]");
+  refuses(f, {"-p", "hello"}, "--model");
+}
+
+TEST_CASE("A malformed request ends the engine before it serves anything, and its line is named") {
+  const folder f;
+  const auto with = [&](const std::string& lines) {
+    return std::vector<std::string>{"-m", f.at("model.gguf"), "-r", f.write("requests.jsonl", lines)};
+  };
+  refuses(f, with("{\"prompt\": \"a\"}\n{\"prompt\": \n"), "requests.jsonl line 2: it is no JSON");
+  refuses(f, with("{\"prompt\": \"a\", \"max_tokens\": \"b\"}\n"), "line 1: 'max_tokens' is \"b\"");
+  refuses(f, with(""), "holds 0 requests");
+  refuses(f, {"-m", f.at("model.gguf"), "-r", f.at("nothing.jsonl")}, "nothing.jsonl: No such file");
+}
+
+TEST_CASE("A prompt longer than the pool fails alone; the other requests are served") {
+  const folder f;
+  const std::string requests = f.write("requests.jsonl",
+                                       "{\"id\": \"one\", \"prompt\": \"a\", \"max_tokens\": 4}\n"
+                                       "{\"id\": \"long\", \"prompt\": \"" +
+                                           std::string(300, 'x') +
+                                           "\", \"max_tokens\": 4}\n"
+                                           "{\"id\": \"two\", \"prompt\": \"b\", \"max_tokens\": 6}\n");
+  const outcome o = run(
+      f, {"-m", f.at("model.gguf"), "-r", requests, "--ignore-end", "--json", f.at("report.json"), "--blocks", "20"});
+  INFO(o.err);
+  CHECK(o.status == 1);
+  CHECK_THAT(o.err, contains_text("request 'long' has ") && contains_text("the pool has 20; shorten the prompt"));
+  const auto json = nlohmann::json::parse(read_file(f.at("report.json")));
+  CHECK(json["requests"] == 2);
+  CHECK(json["failed"] == 1);
+  CHECK(json["answers"][0]["tokens"].size() == 4);
+  CHECK(json["answers"][1]["finish"] == "failed");
+  CHECK(json["answers"][2]["tokens"].size() == 6);
+
+  const outcome alone = run(f, {"-m", f.at("model.gguf"), "-p", std::string(300, 'x'), "--blocks", "20"});
+  CHECK(alone.status == 2);
+  CHECK_THAT(alone.err, contains_text("the pool has 20"));
+}
+
+TEST_CASE("A report that cannot be written is a fault") {
+  const folder f;
+  const outcome o = run(f, {"-m", f.at("model.gguf"), "-p", "hello", "-n", "1", "--json", f.at("no/such/folder.json")});
+  CHECK(o.status == 2);
+  CHECK_THAT(o.err, contains_text("cannot write"));
+}

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+// The real model against expected.json: what an independent implementation (Hugging Face transformers in float32, from
+// the same file) makes of it. Without the model each test says so in one line and passes.
+#include "batcher.hpp"
+#include "catch.hpp"
+#include "chat.hpp"
+#include "mapped_file.hpp"
+#include "support.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+using namespace engine;
+using engine_test::loaded_model;
+
+namespace {
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool sanitized = true;
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+constexpr bool sanitized = true;
+#else
+constexpr bool sanitized = false;
+#endif
+#else
+constexpr bool sanitized = false;
+#endif
+
+/// All of them, but in builds that are many times slower.
+constexpr std::size_t prompts_used = sanitized ? 3 : 10000;
+constexpr std::uint32_t steps_used = sanitized ? 12 : 64;
+/// Alone, each step reads all weights for one token: the first ten have to do.
+constexpr std::size_t prompts_alone = 10;
+
+constexpr float logit_tolerance = 1e-3f;
+constexpr double near_tie = 1e-4;
+
+struct expected_prompt {
+  std::vector<message> messages;
+  std::vector<token_id> prompt;
+  std::vector<token_id> tokens;
+  std::vector<double> gaps;
+  std::map<std::uint32_t, std::vector<std::pair<token_id, float>>> logits;  // by step
+};
+
+std::vector<message> messages_of(const nlohmann::json& list) {
+  std::vector<message> out;
+  for (const auto& m : list) out.push_back({m.at("role"), m.at("content")});
+  return out;
+}
+
+std::vector<expected_prompt> read_expected() {
+  std::vector<expected_prompt> out;
+  const nlohmann::json file = engine_test::read_json("expected.json");
+  for (const auto& entry : file.at("prompts")) {
+    if (out.size() == prompts_used) break;
+    expected_prompt& p = out.emplace_back();
+    p.messages = messages_of(entry.at("messages"));
+    p.prompt = entry.at("prompt").get<std::vector<token_id>>();
+    p.tokens = entry.at("tokens").get<std::vector<token_id>>();
+    p.gaps = entry.at("gaps").get<std::vector<double>>();
+    p.tokens.resize(std::min<std::size_t>(p.tokens.size(), steps_used));
+    for (const auto& [step, slice] : entry.at("logits").items())
+      for (std::size_t i = 0; i < slice.at("ids").size(); ++i)
+        p.logits[static_cast<std::uint32_t>(std::stoul(step))].emplace_back(slice.at("ids")[i], slice.at("values")[i]);
+  }
+  return out;
+}
+
+/// Holds the logits of the steps that the file has against the file.
+struct logit_judge final : listener {
+  explicit logit_judge(const std::vector<const expected_prompt*>& of) : prompts(of), steps(of.size(), 0) {}
+
+  void logits(std::size_t index, std::span<const float> values) override {
+    const auto found = prompts[index]->logits.find(steps[index]++);
+    if (found == prompts[index]->logits.end()) return;
+    for (const auto& [id, value] : found->second) {
+      const float distance = std::fabs(values[static_cast<std::size_t>(id)] - value);
+      // A NaN is no small distance.
+      worst = distance <= worst ? worst : distance;
+      ++compared;
+    }
+  }
+
+  std::vector<const expected_prompt*> prompts;
+  std::vector<std::uint32_t> steps;
+  float worst = 0;
+  std::size_t compared = 0;
+};
+
+void report_near_ties(const std::vector<expected_prompt>& expected) {
+  std::size_t ties = 0;
+  double smallest = 1e30;
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    for (std::size_t step = 0; step < expected[i].tokens.size(); ++step) {
+      smallest = std::min(smallest, expected[i].gaps[step]);
+      if (expected[i].gaps[step] >= near_tie) continue;
+      ++ties;
+      std::printf("near-tie: prompt %zu, step %zu, the top two logits are %g apart\n", i, step, expected[i].gaps[step]);
+    }
+  }
+  std::printf("%zu near-ties in %zu prompts; the closest two top logits are %g apart\n", ties, expected.size(),
+              smallest);
+}
+
+/// Serves the prompts [first, last) at once and compares tokens and logits.
+void judge(loaded_model& model, unsigned block_size, const std::vector<expected_prompt>& expected, std::size_t first,
+           std::size_t last, logit_judge& judge) {
+  // Without reuse between runs: a fresh pool each time.
+  const auto cache = model.cache(block_size, 2048 / block_size * 2);
+  batcher batcher(model.model, *cache, {.max_sequences = 16, .chunk = 64}, judge);
+  for (std::size_t i = first; i < last; ++i) {
+    request r;
+    r.id = std::to_string(i);
+    r.prompt = expected[i].prompt;
+    r.max_tokens = static_cast<std::uint32_t>(expected[i].tokens.size());
+    r.ignore_end = true;
+    batcher.submit(r);
+    batcher.step();  // each joins while the ones before it are being served
+  }
+  batcher.run();
+  for (std::size_t i = first; i < last; ++i) {
+    INFO("prompt " << i << ", block size " << block_size);
+    CHECK(batcher.answers()[i - first].tokens == expected[i].tokens);
+  }
+}
+
+struct expectation {
+  mapped_file file;
+  loaded_model model;
+  std::vector<expected_prompt> expected;
+
+  explicit expectation(const std::string& path) : file(path), model(file.bytes()), expected(read_expected()) {
+    REQUIRE(expected.size() >= (sanitized ? 3 : 10));
+    report_near_ties(expected);
+  }
+};
+
+void judge_batched(unsigned block_size) {
+  const auto path = engine_test::real_model();
+  if (!path) return;
+  expectation e(*path);
+  std::vector<const expected_prompt*> all;
+  for (const expected_prompt& p : e.expected) all.push_back(&p);
+  logit_judge logits(all);
+  judge(e.model, block_size, e.expected, 0, e.expected.size(), logits);
+  std::printf("%zu prompts batched, block size %u: %zu logits compared, %g apart at most\n", e.expected.size(),
+              block_size, logits.compared, static_cast<double>(logits.worst));
+  CHECK(logits.compared >= e.expected.size() * 64);
+  CHECK(logits.worst < logit_tolerance);
+}
+
+void judge_alone(unsigned block_size) {
+  const auto path = engine_test::real_model();
+  if (!path) return;
+  expectation e(*path);
+  float worst = 0;
+  const std::size_t count = std::min(e.expected.size(), prompts_alone);
+  for (std::size_t i = 0; i < count; ++i) {
+    logit_judge logits({&e.expected[i]});
+    judge(e.model, block_size, e.expected, i, i + 1, logits);
+    CHECK(logits.compared >= 64);
+    CHECK(logits.worst < logit_tolerance);
+    worst = std::max(worst, logits.worst);
+  }
+  std::printf("%zu prompts alone, block size %u: logits %g apart at most\n", count, block_size,
+              static_cast<double>(worst));
+}
+
+}  // namespace
+
+TEST_CASE("Texts and chats are tokenised as by Hugging Face's tokenisers") {
+  const auto path = engine_test::real_model();
+  if (!path) return;
+  const mapped_file mapped(*path);
+  const gguf file(mapped.bytes());
+  const tokeniser words(file);
+  const nlohmann::json expected = engine_test::read_json("expected.json");
+  CHECK(expected.at("samples").size() >= 30);
+  for (const auto& sample : expected.at("samples")) {
+    INFO(sample.at("text").dump());
+    CHECK(words.encode(sample.at("text").get<std::string>(), specials::parse) ==
+          sample.at("ids").get<std::vector<token_id>>());
+  }
+  for (const auto& entry : expected.at("prompts")) {
+    INFO(entry.at("messages").dump());
+    CHECK(encode_chat(words, messages_of(entry.at("messages"))) == entry.at("prompt").get<std::vector<token_id>>());
+  }
+}
+
+TEST_CASE("Greedy tokens and logits are the expected ones, batched, block size 8") { judge_batched(8); }
+TEST_CASE("Greedy tokens and logits are the expected ones, batched, block size 16") { judge_batched(16); }
+TEST_CASE("Greedy tokens and logits are the expected ones, batched, block size 64") { judge_batched(64); }
+TEST_CASE("Greedy tokens and logits are the expected ones, alone, block size 8") { judge_alone(8); }
+TEST_CASE("Greedy tokens and logits are the expected ones, alone, block size 16") { judge_alone(16); }
+TEST_CASE("Greedy tokens and logits are the expected ones, alone, block size 64") { judge_alone(64); }
