@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <kvcache/attention/call.hpp>
 #include <kvcache/attention/executor.hpp>
 #include <kvcache/attention/plan.hpp>
 #include <kvcache/attention/state.hpp>
 #include <kvcache/attention/variant.hpp>
 #include <kvcache/concepts.hpp>
 #include <kvcache/dtype.hpp>
-#include <kvcache/error.hpp>
 #include <kvcache/policies.hpp>
 #include <kvcache/views.hpp>
 
@@ -16,7 +16,6 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <string>
 #include <type_traits>
 #include <utility>
 
@@ -53,20 +52,6 @@ struct attention_options {
 };
 
 namespace detail {
-
-/// One run, without types.
-struct attention_call {
-  const attention_plan* plan = nullptr;
-  kv_view kv;
-  rows_view<const std::byte> q;  ///< strides in elements of q_dtype
-  rows_view<std::byte> out;      ///< strides in elements of out_dtype
-  dtype_id q_dtype = dtype_id::float32;
-  dtype_id out_dtype = dtype_id::float32;
-  lse_view<float> lse;
-  variant_features features;
-  variant_values values;
-  float scale = 0;
-};
 
 /// The kernels of a backend. The backend's own header specialises this with `present = true` and the functions below;
 /// declared here, so that a missing header is one message.
@@ -162,9 +147,7 @@ class attention {
   void run(const attention_plan& plan, const kv_view& kv, rows_view<Q> q, rows_view<Out> out, unsigned ith,
            unsigned nth, const variant_values& values = {}, lse_view<float> lse = {}) const {
     const detail::attention_call call = checked_call(plan, kv, q, out, values, lse);
-    if (ith >= nth || nth > plan.workspace().threads)
-      refuse("thread " + std::to_string(ith) + " of " + std::to_string(nth) + " runs a plan made for " +
-             std::to_string(plan.workspace().threads) + " threads; set attention_options::shape and threads");
+    detail::check_share(plan, ith, nth);
     kernels::template run<typename dtype::k, typename dtype::v>(call, options_.backend, ith, nth);
   }
 
@@ -189,8 +172,6 @@ class attention {
   [[nodiscard]] const options_type& options() const noexcept { return options_; }
 
  private:
-  [[noreturn]] static void refuse(const std::string& text) { detail::raise<invalid_argument>("attention: " + text); }
-
   using kernels = detail::attention_kernels<backend>;
 
   // A function of its own, so that a missing header is one message however many members are used.
@@ -219,54 +200,8 @@ class attention {
   [[nodiscard]] detail::attention_call checked_call(const attention_plan& plan, const kv_view& kv, rows_view<Q> q,
                                                     rows_view<Out> out, const variant_values& values,
                                                     lse_view<float> lse) const {
-    using k = typename dtype::k;
-    using v = typename dtype::v;
     need_kernels();
     kernels::validate(options_.backend);
-    const auto differ = [](const char* what, std::uint64_t value, std::uint64_t limit, const char* remedy) {
-      refuse(std::string(what) + " is " + std::to_string(value) + ", " + std::to_string(limit) + " needed; " + remedy);
-    };
-    if (kv.k_dtype != dtype_traits<k>::id || kv.v_dtype != dtype_traits<v>::id)
-      refuse(std::string("the view holds ") + name(kv.k_dtype) + " and " + name(kv.v_dtype) + ", the policies say " +
-             dtype_traits<k>::name + " and " + dtype_traits<v>::name + "; use one policy bundle for both");
-    if (plan.options().features != variant::features || plan.options().batch_invariant != Policies::batch_invariant)
-      refuse("the plan was made for another variant; plan with the object that runs it");
-    if (plan.rows() > 0) {
-      if (kv.block_size != plan.block_size())
-        differ("the view's block_size", kv.block_size, plan.block_size(), "plan and view describe one pool");
-      if (kv.kv_heads == 0 || q.heads == 0 || q.heads % kv.kv_heads != 0)
-        refuse(std::to_string(q.heads) + " query heads are no multiple of " + std::to_string(kv.kv_heads) +
-               " kv heads; give every kv head the same group");
-      if (q.head_dim != kv.head_dim || q.head_dim == 0)
-        differ("q's head_dim", q.head_dim, kv.head_dim, "it has to be that of the keys");
-      if (out.head_dim != kv.head_dim_v || out.head_dim == 0)
-        differ("out's head_dim", out.head_dim, kv.head_dim_v, "it has to be that of the values");
-      if (out.heads != q.heads) differ("out's heads", out.heads, q.heads, "out has the heads of q");
-      if (q.rows < plan.rows()) differ("q's rows", q.rows, plan.rows(), "q has a row for each query of the batch");
-      if (out.rows < plan.rows())
-        differ("out's rows", out.rows, plan.rows(), "out has a row for each query of the batch");
-      const attention_shape& s = plan.options().shape;
-      if (s.query_heads != 0 && s.query_heads != q.heads)
-        differ("q's heads", q.heads, s.query_heads, "the plan was made for so many");
-      if (s.kv_heads != 0 && s.kv_heads != kv.kv_heads)
-        differ("the view's kv_heads", kv.kv_heads, s.kv_heads, "the plan was made for so many");
-      if (s.head_dim != 0 && s.head_dim != kv.head_dim)
-        differ("the view's head_dim", kv.head_dim, s.head_dim, "the plan was made for it");
-      if (s.head_dim != 0 && (s.head_dim_v != 0 ? s.head_dim_v : s.head_dim) != kv.head_dim_v)
-        differ("the view's head_dim_v", kv.head_dim_v, s.head_dim_v != 0 ? s.head_dim_v : s.head_dim,
-               "the plan was made for it");
-      if (plan.blocks_needed() > kv.blocks)
-        refuse("block id " + std::to_string(plan.blocks_needed() - 1) + " stands in a table, the view has " +
-               std::to_string(kv.blocks) + " blocks; table and view belong to one pool");
-      if (plan.tail_blocks_needed() > kv.tail_blocks)
-        refuse("tail block id " + std::to_string(plan.tail_blocks_needed() - 1) + " stands in a table, the view has " +
-               std::to_string(kv.tail_blocks) + " tail blocks; table and view belong to one pool");
-    }
-    validate(variant::features, values, q.heads, plan.rows(), plan.longest());
-    if (plan.options().window != 0 && values.window > plan.options().window)
-      refuse("window is " + std::to_string(values.window) + ", the plan was made for at most " +
-             std::to_string(plan.options().window) + "; set attention_options::window to the largest");
-
     detail::attention_call call;
     call.plan = &plan;
     call.kv = kv;
@@ -279,6 +214,8 @@ class attention {
     call.features = variant::features;
     call.values = values;
     call.scale = values.scale != 0 ? values.scale : 1.0f / std::sqrt(static_cast<float>(q.head_dim));
+    detail::check_call(call, {dtype_traits<typename dtype::k>::id, dtype_traits<typename dtype::v>::id},
+                       Policies::batch_invariant);
     return call;
   }
 

@@ -3,6 +3,7 @@
 
 #include <kvcache/attention/variant.hpp>
 #include <kvcache/concepts.hpp>
+#include <kvcache/detail/config.hpp>
 #include <kvcache/error.hpp>
 #include <kvcache/views.hpp>
 
@@ -168,7 +169,7 @@ inline constexpr std::uint32_t invariant_part = 2048;
 /// Units that each thread gets to choose from, so that a slow thread takes fewer.
 inline constexpr std::uint32_t units_per_thread = 4;
 
-inline void check_batch(const batch_view& batch) {
+KVCACHE_NOINLINE inline void check_batch(const batch_view& batch) {
   const auto refuse = [](const std::string& text) { raise<invalid_argument>("plan: " + text); };
   const std::uint32_t rows = batch.rows();
   if (rows == 0) return;
@@ -199,7 +200,8 @@ inline void check_batch(const batch_view& batch) {
 /// that has been run to its end; its memory is used again and its content is not. Raises invalid_argument, naming value
 /// and limit, where a table does not cover its sequence or the batch contradicts itself. More queries than tokens are
 /// legal: with a causal variant the first rows see nothing. O(blocks + rows + units log units).
-inline attention_plan plan_attention(const batch_view& batch, const plan_options& options, attention_plan reuse = {}) {
+KVCACHE_NOINLINE inline attention_plan plan_attention(const batch_view& batch, const plan_options& options,
+                                                      attention_plan reuse = {}) {
   detail::check_batch(batch);
   const attention_shape& shape = options.shape;
   if (shape.kv_heads != 0 && shape.query_heads % shape.kv_heads != 0)

@@ -4,7 +4,9 @@
 #include <kvcache/attention/plan.hpp>
 #include <kvcache/attention/state.hpp>
 #include <kvcache/attention/variant.hpp>
+#include <kvcache/detail/config.hpp>
 #include <kvcache/dtype.hpp>
+#include <kvcache/error.hpp>
 #include <kvcache/views.hpp>
 
 #include <algorithm>
@@ -13,6 +15,7 @@
 #include <concepts>
 #include <cstdint>
 #include <cstring>
+#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -39,6 +42,85 @@ template <class T>
     return from_float<T>(static_cast<float>(x));
 }
 
+/// Hands each row's output, and its lse in base e unless the row is empty, to `emit`.
+KVCACHE_NOINLINE inline void reference_rows(
+    const variant_features& features, const batch_view& batch, const kv_view& kv, const rows_view<const std::byte>& q,
+    dtype_id q_dtype, const variant_values& values,
+    void (*emit)(void* to, std::uint32_t row, std::uint32_t head, const double* output, const double* lse), void* to) {
+  check_batch(batch);
+  std::uint32_t longest = 0;
+  for (std::uint32_t r = 0; r < batch.rows(); ++r) longest = (std::max)(longest, batch.kv_lengths[r]);
+  validate(features, values, q.heads, batch.tokens(), longest);
+  if (kv.kv_heads == 0 || q.heads % kv.kv_heads != 0)
+    raise<invalid_argument>("reference_attention: " + std::to_string(q.heads) + " query heads are no multiple of " +
+                            std::to_string(kv.kv_heads) + " kv heads; give every kv head the same group");
+
+  const std::uint32_t group = q.heads / kv.kv_heads;
+  const std::int64_t q_bytes = bits(q_dtype) / 8;
+  const std::int64_t k_bytes = bits(kv.k_dtype) / 8;
+  const std::int64_t v_bytes = bits(kv.v_dtype) / 8;
+  const double scale =
+      values.scale != 0 ? static_cast<double>(values.scale) : 1 / std::sqrt(static_cast<double>(q.head_dim));
+
+  std::vector<double> query(q.head_dim);
+  std::vector<double> logits;
+  std::vector<std::uint32_t> tokens;
+  std::vector<double> sum(kv.head_dim_v);
+  for (std::uint32_t r = 0; r < batch.rows(); ++r) {
+    const auto table = batch.tables.row(r);
+    const std::uint32_t length = batch.kv_lengths[r];
+    const std::uint32_t queries = batch.query_offsets[r + 1] - batch.query_offsets[r];
+    for (std::uint32_t i = 0; i < queries; ++i) {
+      const std::uint32_t row = batch.query_offsets[r] + i;
+      const std::int64_t position = std::int64_t{length} - queries + i;
+      const visible_range range = visible(features, values.window, position, length);
+      for (std::uint32_t head = 0; head < q.heads; ++head) {
+        const std::uint32_t kv_head = head / group;
+        const std::byte* const first = q.data + (row * q.row_stride + head * q.head_stride) * q_bytes;
+        for (std::uint32_t d = 0; d < q.head_dim; ++d) query[d] = load_double(first + d * q_bytes, q_dtype);
+        logits.clear();
+        tokens.clear();
+        for (std::uint32_t t = range.begin; t < range.end; ++t) {
+          if (features.mask && !values.mask.sees(row, t)) continue;
+          const std::byte* const k = kv.k_at(table[t / batch.block_size], t % batch.block_size, kv_head);
+          double dot = 0;
+          for (std::uint32_t d = 0; d < q.head_dim; ++d) dot += query[d] * load_double(k + d * k_bytes, kv.k_dtype);
+          double logit = dot * scale;
+          if (features.soft_cap) {
+            const double cap = static_cast<double>(values.soft_cap);
+            logit = cap * std::tanh(logit / cap);
+          }
+          if (features.alibi)
+            logit -= static_cast<double>(values.alibi_slopes[head]) * std::fabs(static_cast<double>(position - t));
+          logits.push_back(logit);
+          tokens.push_back(t);
+        }
+
+        const bool sink = features.sinks && !is_empty(values.sinks[head]);
+        double top = sink ? static_cast<double>(values.sinks[head]) : 0;
+        bool any = sink;
+        for (const double x : logits) {
+          if (!any || x > top) top = x;
+          any = true;
+        }
+        double total = sink ? std::exp(static_cast<double>(values.sinks[head]) - top) : 0;
+        for (double& s : sum) s = 0;
+        for (std::size_t n = 0; n < logits.size(); ++n) {
+          const double weight = std::exp(logits[n] - top);
+          total += weight;
+          const std::byte* const v =
+              kv.v_at(table[tokens[n] / batch.block_size], tokens[n] % batch.block_size, kv_head);
+          for (std::uint32_t d = 0; d < kv.head_dim_v; ++d) sum[d] += weight * load_double(v + d * v_bytes, kv.v_dtype);
+        }
+        if (any)
+          for (double& s : sum) s /= total;
+        const double lse = any ? top + std::log(total) : 0;
+        emit(to, row, head, sum.data(), any ? &lse : nullptr);
+      }
+    }
+  }
+}
+
 }  // namespace detail
 
 /// Attention as its definition reads, in double precision, token by token: what kernels are held against. Reads only
@@ -51,88 +133,28 @@ template <attention_variant Variant, class Q, class Out, class Lse = double>
                                                                           rows_view<Q> q, rows_view<Out> out,
                                                                           const variant_values& values = {},
                                                                           lse_view<Lse> lse = {}) {
-    constexpr variant_features features = Variant::features;
-    detail::check_batch(batch);
-    std::uint32_t longest = 0;
-    for (std::uint32_t r = 0; r < batch.rows(); ++r) longest = (std::max)(longest, batch.kv_lengths[r]);
-    validate(features, values, q.heads, batch.tokens(), longest);
-    if (kv.kv_heads == 0 || q.heads % kv.kv_heads != 0)
-      detail::raise<invalid_argument>("reference_attention: " + std::to_string(q.heads) +
-                                      " query heads are no multiple of " + std::to_string(kv.kv_heads) +
-                                      " kv heads; give every kv head the same group");
-
-    const std::uint32_t group = q.heads / kv.kv_heads;
-    const std::int64_t k_bytes = bits(kv.k_dtype) / 8;
-    const std::int64_t v_bytes = bits(kv.v_dtype) / 8;
-    const double scale =
-        values.scale != 0 ? static_cast<double>(values.scale) : 1 / std::sqrt(static_cast<double>(q.head_dim));
-    constexpr double log2e = 1.4426950408889634074;
-
-    std::vector<double> logits;
-    std::vector<std::uint32_t> tokens;
-    std::vector<double> sum(kv.head_dim_v);
-    for (std::uint32_t r = 0; r < batch.rows(); ++r) {
-      const auto table = batch.tables.row(r);
-      const std::uint32_t length = batch.kv_lengths[r];
-      const std::uint32_t queries = batch.query_offsets[r + 1] - batch.query_offsets[r];
-      for (std::uint32_t i = 0; i < queries; ++i) {
-        const std::uint32_t row = batch.query_offsets[r] + i;
-        const std::int64_t position = std::int64_t{length} - queries + i;
-        const visible_range range = visible(features, values.window, position, length);
-        for (std::uint32_t head = 0; head < q.heads; ++head) {
-          const std::uint32_t kv_head = head / group;
-          logits.clear();
-          tokens.clear();
-          for (std::uint32_t t = range.begin; t < range.end; ++t) {
-            if (features.mask && !values.mask.sees(row, t)) continue;
-            const std::byte* const k = kv.k_at(table[t / batch.block_size], t % batch.block_size, kv_head);
-            double dot = 0;
-            for (std::uint32_t d = 0; d < q.head_dim; ++d)
-              dot +=
-                  static_cast<double>(to_float(q.at(row, head)[d])) * detail::load_double(k + d * k_bytes, kv.k_dtype);
-            double logit = dot * scale;
-            if (features.soft_cap) {
-              const double cap = static_cast<double>(values.soft_cap);
-              logit = cap * std::tanh(logit / cap);
-            }
-            if (features.alibi)
-              logit -= static_cast<double>(values.alibi_slopes[head]) * std::fabs(static_cast<double>(position - t));
-            logits.push_back(logit);
-            tokens.push_back(t);
-          }
-
-          const bool sink = features.sinks && !is_empty(values.sinks[head]);
-          double top = sink ? static_cast<double>(values.sinks[head]) : 0;
-          bool any = sink;
-          for (const double x : logits) {
-            if (!any || x > top) top = x;
-            any = true;
-          }
-          double total = sink ? std::exp(static_cast<double>(values.sinks[head]) - top) : 0;
-          for (double& s : sum) s = 0;
-          for (std::size_t n = 0; n < logits.size(); ++n) {
-            const double weight = std::exp(logits[n] - top);
-            total += weight;
-            const std::byte* const v =
-                kv.v_at(table[tokens[n] / batch.block_size], tokens[n] % batch.block_size, kv_head);
-            for (std::uint32_t d = 0; d < kv.head_dim_v; ++d)
-              sum[d] += weight * detail::load_double(v + d * v_bytes, kv.v_dtype);
-          }
-          for (std::uint32_t d = 0; d < kv.head_dim_v; ++d)
-            out.at(row, head)[d] = detail::from_double<Out>(any ? sum[d] / total : 0);
-          if (lse.data != nullptr) {
-            if (any) {
-              const double natural = top + std::log(total);
-              *lse.at(row, head) = static_cast<Lse>(lse.base == lse_base::natural ? natural : natural * log2e);
-            } else if constexpr (sizeof(Lse) == sizeof(double)) {
-              *lse.at(row, head) = std::bit_cast<Lse>(0xfff0'0000'0000'0000u);
-            } else {
-              *lse.at(row, head) = empty_lse();
-            }
-          }
-        }
-      }
-    }
+    struct target {
+      rows_view<Out> out;
+      lse_view<Lse> lse;
+    } to{out, lse};
+    detail::reference_rows(
+        Variant::features, batch, kv,
+        {reinterpret_cast<const std::byte*>(q.data), q.rows, q.heads, q.head_dim, q.row_stride, q.head_stride},
+        dtype_traits<std::remove_const_t<Q>>::id, values,
+        [](void* context, std::uint32_t row, std::uint32_t head, const double* output, const double* natural) {
+          const target& t = *static_cast<const target*>(context);
+          for (std::uint32_t d = 0; d < t.out.head_dim; ++d)
+            t.out.at(row, head)[d] = detail::from_double<Out>(output[d]);
+          if (t.lse.data == nullptr) return;
+          if (natural != nullptr)
+            *t.lse.at(row, head) =
+                static_cast<Lse>(t.lse.base == lse_base::natural ? *natural : *natural * 1.4426950408889634074);
+          else if constexpr (std::same_as<Lse, double>)
+            *t.lse.at(row, head) = std::bit_cast<double>(0xfff0'0000'0000'0000u);
+          else
+            *t.lse.at(row, head) = empty_lse();
+        },
+        &to);
   }
 
 }  // namespace kvcache

@@ -126,8 +126,8 @@ struct variant_values {
 /// Holds `values` against what the variant uses. Raises invalid_argument, naming value, limit and remedy, where a value
 /// is missing, impossible, or given though the variant does not use it. `rows` and `longest` are the batch's query rows
 /// and its longest kv length. O(1).
-inline void validate(const variant_features& features, const variant_values& values, std::uint32_t query_heads,
-                     std::uint32_t rows, std::uint32_t longest) {
+KVCACHE_NOINLINE inline void validate(const variant_features& features, const variant_values& values,
+                                      std::uint32_t query_heads, std::uint32_t rows, std::uint32_t longest) {
   const auto refuse = [](const std::string& text) { detail::raise<invalid_argument>("attention: " + text); };
   const auto positive = [](float x) {  // by bits, so that -ffast-math cannot let a NaN through
     const std::uint32_t b = std::bit_cast<std::uint32_t>(x);

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+// Running a plan: what is refused, where it may run, and results that depend on nothing but the row.
+#include "support.hpp"
+
+using namespace kvcache_test;
+
+namespace {
+
+using mine = bundle<causal, bf16>;
+
+struct two_layers {
+  const scene<bf16>* first;
+  const scene<bf16>* second;
+  [[nodiscard]] kv_view view(std::size_t layer) const { return layer == 0 ? first->view() : second->view(); }
+};
+
+/// An executor that counts its calls and runs them one after another.
+struct counting {
+  unsigned calls = 0;
+  [[nodiscard]] unsigned threads() const { return 3; }
+  template <class F>
+  void run(F&& f) {
+    ++calls;
+    for (unsigned i = 0; i < 3; ++i) f(i, 3u);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("what does not fit is refused with value, limit and remedy, and nothing is written") {
+  const scene<bf16> s({.kv_heads = 2, .group = 4}, {{3, 40}});
+  const attention<mine> a({.threads = 1});
+  const attention_plan plan = a.plan(s.batch());
+  std::vector<float> out(s.q.size(), 7.0f);
+  const rows_view<float> to(out.data(), s.rows(), 8, 64);
+  const auto refused = [&](const kv_view& view, rows_view<const float> q, rows_view<float> o,
+                           const variant_values& v = {}) {
+    try {
+      a.run(plan, view, q, o, v);
+    } catch (const invalid_argument& e) {
+      return std::string(e.what());
+    }
+    return std::string("nothing");
+  };
+  kv_view view = s.view();
+  view.blocks = 2;
+  CHECK_THAT(refused(view, s.queries(), to), contains_text("block id") && contains_text("2 blocks"));
+  view = s.view();
+  view.block_size = 8;
+  CHECK_THAT(refused(view, s.queries(), to), contains_text("block_size is 8") && contains_text("16 needed"));
+  view = s.view();
+  view.k_dtype = dtype_id::float16;
+  CHECK_THAT(refused(view, s.queries(), to), contains_text("f16 and bf16") && contains_text("bf16 and bf16"));
+  view = s.view();
+  view.kv_heads = 3;
+  CHECK_THAT(refused(view, s.queries(), to), contains_text("8 query heads") && contains_text("3 kv heads"));
+  view.kv_heads = 0;
+  CHECK_THAT(refused(view, s.queries(), to), contains_text("kv_heads is 0"));
+  CHECK_THAT(refused(s.view(), {s.q.data(), 3, 8, 32}, to),
+             contains_text("head_dim is 32") && contains_text("64 needed"));
+  CHECK_THAT(refused(s.view(), {s.q.data(), 2, 8, 64}, to), contains_text("rows is 2") && contains_text("3 needed"));
+  CHECK_THAT(refused(s.view(), s.queries(), {out.data(), 2, 8, 64}), contains_text("rows is 2"));
+  CHECK_THAT(refused(s.view(), s.queries(), {out.data(), 3, 4, 64}), contains_text("heads is 4"));
+  CHECK_THAT(refused(s.view(), s.queries(), to, {.window = 5}),
+             contains_text("window") && contains_text("sliding_window"));
+  CHECK_THAT(refused(s.view(), s.queries(), to, {.soft_cap = 5}), contains_text("soft_cap"));
+  CHECK_THAT(refused(s.view(), s.queries(), to, {.scale = -1}), contains_text("scale"));
+  CHECK(std::all_of(out.begin(), out.end(), [](float x) { return x == 7.0f; }));
+
+  scene<bf16> tails({.kv_heads = 2, .group = 4, .tails = true}, {{3, 40}});
+  const attention_plan with_tails = a.plan(tails.batch());
+  view = tails.view();
+  view.tail_blocks = 0;
+  CHECK_THROWS_WITH(a.run(with_tails, view, tails.queries(), to), contains_text("tail block id"));
+}
+
+TEST_CASE("values of a variant are held against the heads and the batch") {
+  const scene<bf16> s({.kv_heads = 2, .group = 4}, {{3, 40}});
+  std::vector<float> few(7);
+  CHECK_THROWS_WITH((attend<combine<causal, alibi>>(s, {.alibi_slopes = few})),
+                    contains_text("7 alibi_slopes") && contains_text("8 needed"));
+  CHECK_THROWS_WITH((attend<combine<causal, sinks>>(s, {.sinks = few})),
+                    contains_text("7 sinks") && contains_text("8 needed"));
+  CHECK_THROWS_WITH(attend<soft_cap>(s), contains_text("soft_cap is 0"));
+  CHECK_THROWS_WITH(attend<soft_cap>(s, {.soft_cap = std::bit_cast<float>(0x7fc0'0000u)}), contains_text("soft_cap"));
+  const std::vector<std::uint8_t> bits(12);
+  CHECK_THROWS_WITH(attend<custom_mask>(s), contains_text("0 rows") && contains_text("3 needed"));
+  CHECK_THROWS_WITH(attend<custom_mask>(s, {.mask = {bits.data(), 2, 5}}), contains_text("2 rows"));
+  CHECK_THROWS_WITH(attend<custom_mask>(s, {.mask = {bits.data(), 3, 4}}),
+                    contains_text("32 tokens") && contains_text("40"));
+  if (best_isa() < cpu_isa::avx512) CHECK_THROWS_WITH(attend<causal>(s, {}, cpu_isa::avx512), contains_text("avx512"));
+  const attention<bundle<full, bf16>> other({.threads = 1});
+  const attention<mine> a({.threads = 1});
+  std::vector<float> out(s.q.size());
+  CHECK_THROWS_WITH(other.run(a.plan(s.batch()), s.view(), s.queries(), rows_view<float>(out.data(), 3, 8, 64)),
+                    contains_text("another variant"));
+}
+
+TEST_CASE("an executor is used, and a plan without heads runs on it") {
+  const scene<bf16> s({.kv_heads = 2, .group = 4}, {{3, 40}, {1, 3000}});
+  const expectation e = expected<causal>(s);
+  counting executor;
+  const attention<mine> a({}, executor);
+  const attention_plan plan = a.plan(s.batch());
+  for (unsigned round = 1; round <= 3; ++round) {
+    outcome o{std::vector<float>(s.q.size(), poison_value()), {}};
+    a.run(plan, s.view(), s.queries(), rows_view<float>(o.out.data(), s.rows(), 8, 64));
+    CHECK(distance(o, e) < 1);
+    CHECK(executor.calls == round);
+  }
+  std::vector<float> out(s.q.size());
+  CHECK_THROWS_WITH(attention<mine>({.threads = 1})
+                        .run(attention<mine>({.threads = 1}).plan(s.batch()), s.view(), s.queries(),
+                             rows_view<float>(out.data(), s.rows(), 8, 64), 0, 1),
+                    contains_text("attention_options::shape"));
+}
+
+TEST_CASE("one plan serves the layers of anything that shows them as views") {
+  const scene<bf16> first({.kv_heads = 2, .group = 2}, {{3, 40}, {1, 700}}, 1);
+  const scene<bf16> second({.kv_heads = 2, .group = 2}, {{3, 40}, {1, 700}}, 1);
+  const two_layers cache{&first, &second};
+  const attention<mine> a({.shape = first.heads(), .threads = 2});
+  const attention_plan plan = a.plan(first.batch());
+  const attention_plan copy = plan;
+  const expectation e = expected<causal>(first);
+  for (const int layer : {0, 1}) {
+    outcome o{std::vector<float>(first.q.size(), poison_value()), {}};
+    const rows_view<float> to(o.out.data(), first.rows(), 4, 64);
+    a.run(plan, cache, layer, first.queries(), to);
+    CHECK(distance(o, e) < 1);
+    std::fill(o.out.begin(), o.out.end(), poison_value());
+    a.run(copy, cache, layer, first.queries(), to, 0, 1);
+    CHECK(distance(o, e) < 1);
+  }
+}
+
+TEST_CASE("R19 a row's bits depend on its own query and tokens only") {
+  // One sequence of 2,500 tokens, alone and among others, cut for one thread and for many, its newest tokens computed
+  // one by one or in chunks of any size.
+  for (const cpu_isa isa : isas()) {
+    for (const std::uint32_t group : {1u, 4u, 20u}) {
+      const shape form{.kv_heads = 1, .group = group, .head_dim = 64};
+      const std::uint32_t length = thorough ? 2500 : 2100;
+      const scene<bf16> whole(form, {{length, length}}, 3);
+      const std::size_t row_floats = std::size_t{group} * 64;
+
+      // The tail's rows as the whole prefill gives them.
+      const std::uint32_t first = length - 40;
+      const auto part = [&](std::uint32_t queries, std::uint32_t kv, unsigned threads, bool among_others) {
+        const std::uint32_t at = kv - queries;
+        std::vector<std::uint32_t> offsets{0, queries};
+        std::vector<std::uint32_t> lengths{kv};
+        std::vector<block_id> table(const_cast<scene<bf16>&>(whole).table());
+        std::vector<std::uint32_t> table_offsets{0, static_cast<std::uint32_t>(table.size())};
+        std::vector<float> q(whole.q.begin() + static_cast<std::ptrdiff_t>(at * row_floats),
+                             whole.q.begin() + static_cast<std::ptrdiff_t>(kv * row_floats));
+        if (among_others) {
+          for (const std::uint32_t n : {7u, 1u, 90u}) {
+            offsets.insert(offsets.begin() + 1, offsets[0] + n);
+            for (std::size_t i = 2; i < offsets.size(); ++i) offsets[i] += n;
+            lengths.insert(lengths.begin(), 300 + n);
+            table_offsets.push_back(0);
+            q.insert(q.begin(), n * row_floats, 0.25f);
+          }
+          table.clear();
+          table_offsets.assign(1, 0);
+          for (std::size_t i = 0; i < lengths.size(); ++i) {
+            const auto& own = const_cast<scene<bf16>&>(whole).table();
+            table.insert(table.end(), own.begin(), own.end());
+            table_offsets.push_back(static_cast<std::uint32_t>(table.size()));
+          }
+        }
+        const batch_view batch{offsets, lengths, block_tables::csr(table.data(), table_offsets), {}, 16};
+        const attention<bundle<causal, bf16, bf16, true>> a(
+            {.shape = whole.heads(), .threads = threads, .backend = {.isa = isa}});
+        std::vector<float> out(q.size());
+        a.run(a.plan(batch), whole.view(), rows_view<const float>(q.data(), offsets.back(), group, 64),
+              rows_view<float>(out.data(), offsets.back(), group, 64), 0, 1);
+        return std::vector<float>(out.end() - static_cast<std::ptrdiff_t>(queries * row_floats), out.end());
+      };
+      const std::vector<float> alone = part(40, length, 1, false);
+      INFO(text(form, isa));
+      CHECK(same_bits(part(40, length, 8, true), alone));
+      const std::vector<float> long_chunk = part(300, length, 3, false);
+      CHECK(same_bits({long_chunk.end() - static_cast<std::ptrdiff_t>(alone.size()), long_chunk.end()}, alone));
+      std::vector<float> one_by_one;
+      for (std::uint32_t t = first; t < length; ++t) {
+        const std::vector<float> row = part(1, t + 1, t % 5 + 1, t % 2 == 1);
+        one_by_one.insert(one_by_one.end(), row.begin(), row.end());
+      }
+      CHECK(same_bits(one_by_one, alone));
+    }
+  }
+}
+
+TEST_CASE("R19 windows, masks and blocks of any size keep a row's bits") {
+  for (const cpu_isa isa : isas()) {
+    const shape form{.block_size = 7, .kv_heads = 2, .group = 3};
+    const scene<bf16> s(form, {{50, 400}}, 4);
+    const variant_values values{.window = 77};
+    const outcome chunk = attend<sliding_window, true>(s, values, isa);
+    const std::size_t row_floats = 6 * 64;
+    bool same = true;
+    for (std::uint32_t i = 0; i < 50; ++i) {
+      const std::vector<std::uint32_t> offsets{0, 1};
+      const std::vector<std::uint32_t> lengths{351 + i};
+      const auto& table = const_cast<scene<bf16>&>(s).table();
+      const batch_view batch{
+          offsets, lengths, block_tables::padded(table.data(), 1, static_cast<std::uint32_t>(table.size())), {}, 7};
+      const attention<bundle<sliding_window, bf16, bf16, true>> a(
+          {.shape = s.heads(), .threads = 2, .backend = {.isa = isa}});
+      std::vector<float> out(row_floats);
+      a.run(a.plan(batch), s.view(), rows_view<const float>(s.q.data() + i * row_floats, 1, 6, 64),
+            rows_view<float>(out.data(), 1, 6, 64), 0, 1, values);
+      same = same && std::memcmp(out.data(), chunk.out.data() + i * row_floats, row_floats * sizeof(float)) == 0;
+    }
+    INFO(name(isa));
+    CHECK(same);
+  }
+}
