@@ -17,7 +17,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <limits>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -214,7 +213,7 @@ class storage {
     validate(shape);
     check_size(shape, block_size_, blocks_);
     const std::uint64_t bytes = this->bytes();
-    if (bytes > std::numeric_limits<std::size_t>::max()) refuse_size(shape, block_size_, blocks_);
+    if (bytes > SIZE_MAX) refuse_size(shape, block_size_, blocks_);
     memory_ = static_cast<std::byte*>(allocator_.allocate(static_cast<std::size_t>(bytes), plane_alignment));
   }
 
@@ -316,8 +315,7 @@ class storage {
 
   /// Raises unless every byte offset, alignment included, fits 63 bits.
   static void check_size(const kvcache::geometry& shape, std::uint32_t tokens, std::uint32_t blocks) {
-    const std::uint64_t room =
-        std::uint64_t{std::numeric_limits<std::int64_t>::max()} / shape.layers / (std::uint64_t{blocks} + 1);
+    const std::uint64_t room = std::uint64_t{INT64_MAX} / shape.layers / (std::uint64_t{blocks} + 1);
     if (room < 2 * plane_alignment) refuse_size(shape, tokens, blocks);
     const std::uint64_t room_in_block = (room - 2 * plane_alignment) / tokens / shape.kv_heads;
     const std::uint64_t head_bytes = (std::uint64_t{shape.head_dim} * dtype_traits<k_element>::bits +

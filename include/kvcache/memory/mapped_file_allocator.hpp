@@ -46,7 +46,7 @@ class mapped_file_allocator {
                                       " asked for, mappings have " + std::to_string(page) +
                                       "; ask for less, or take another allocator");
     const std::size_t length = bytes == 0 ? 1 : bytes;
-    if (length > static_cast<std::size_t>(std::numeric_limits<::off_t>::max())) refuse("grow", bytes, EFBIG);
+    if (length > static_cast<std::size_t>((std::numeric_limits<::off_t>::max)())) refuse("grow", bytes, EFBIG);
 
     const int file = ::open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (file < 0) refuse("create", bytes, errno);
