@@ -123,7 +123,7 @@ TEST_CASE("one plan serves the layers of anything that shows them as views") {
   const attention_plan plan = a.plan(first.batch());
   const attention_plan copy = plan;
   const expectation e = expected<causal>(first);
-  for (const int layer : {0, 1}) {
+  for (const std::uint32_t layer : {0u, 1u}) {
     outcome o{std::vector<float>(first.q.size(), poison_value()), {}};
     const rows_view<float> to(o.out.data(), first.rows(), 4, 64);
     a.run(plan, cache, layer, first.queries(), to);

@@ -152,19 +152,19 @@ class attention {
   }
 
   /// The same over layer `layer` of anything that shows its layers as views.
-  template <class Cache, std::integral Layer, class Q, class Out>
-    requires requires(const Cache& c, Layer l) {
+  template <class Cache, class Q, class Out>
+    requires requires(const Cache& c, std::uint32_t l) {
       { c.view(l) } -> std::convertible_to<kv_view>;
     }
-  void run(const attention_plan& plan, const Cache& cache, Layer layer, rows_view<Q> q, rows_view<Out> out,
+  void run(const attention_plan& plan, const Cache& cache, std::uint32_t layer, rows_view<Q> q, rows_view<Out> out,
            const variant_values& values = {}, lse_view<float> lse = {}) const {
     run(plan, static_cast<kv_view>(cache.view(layer)), q, out, values, lse);
   }
-  template <class Cache, std::integral Layer, class Q, class Out>
-    requires requires(const Cache& c, Layer l) {
+  template <class Cache, class Q, class Out>
+    requires requires(const Cache& c, std::uint32_t l) {
       { c.view(l) } -> std::convertible_to<kv_view>;
     }
-  void run(const attention_plan& plan, const Cache& cache, Layer layer, rows_view<Q> q, rows_view<Out> out,
+  void run(const attention_plan& plan, const Cache& cache, std::uint32_t layer, rows_view<Q> q, rows_view<Out> out,
            unsigned ith, unsigned nth, const variant_values& values = {}, lse_view<float> lse = {}) const {
     run(plan, static_cast<kv_view>(cache.view(layer)), q, out, ith, nth, values, lse);
   }

@@ -57,26 +57,26 @@ KVCACHE_ALWAYS_INLINE void prefetch_ahead(const std::byte* first, std::size_t at
 }
 
 /// logits[token, row] = q . k. `next`: the K that is needed one head later; null where another run asked for it.
-template <class K, int Rows>
+template <class K, std::size_t Rows>
 KVCACHE_ALWAYS_INLINE void decode_logits(const float* q, std::size_t dim, const std::byte* const* k, std::int64_t head,
                                          const std::byte* const* next, std::int64_t next_head, std::size_t tokens,
                                          float* logits) noexcept {
-  constexpr int together = lanes / Rows;  // tokens
+  constexpr std::size_t together = lanes / Rows;  // tokens
   constexpr std::size_t pair = 2 * lanes;
   for (std::size_t t = 0; t < tokens; t += together) {
     vec sum[lanes];
     KVCACHE_UNROLL
-    for (int i = 0; i < lanes; ++i) sum[i] = set1(0.0f);
+    for (std::size_t i = 0; i < lanes; ++i) sum[i] = set1(0.0f);
     std::size_t d = 0;
     for (; d + pair <= dim; d += pair) {
       KVCACHE_UNROLL
-      for (int i = 0; i < together; ++i) {
+      for (std::size_t i = 0; i < together; ++i) {
         vec a;
         vec b;
         widen_pair<K>(k[t + i] + head + d * sizeof(K), a, b);
         if (next != nullptr) prefetch_ahead<pair * sizeof(K)>(next[t + i] + next_head, d * sizeof(K));
         KVCACHE_UNROLL
-        for (int r = 0; r < Rows; ++r) {
+        for (std::size_t r = 0; r < Rows; ++r) {
           sum[i * Rows + r] = fma(a, load(q + r * dim + d), sum[i * Rows + r]);
           sum[i * Rows + r] = fma(b, load(q + r * dim + d + lanes), sum[i * Rows + r]);
         }
@@ -84,11 +84,11 @@ KVCACHE_ALWAYS_INLINE void decode_logits(const float* q, std::size_t dim, const 
     }
     if (d < dim) {  // head_dim is a multiple of 16, so this is one vector
       KVCACHE_UNROLL
-      for (int i = 0; i < together; ++i) {
+      for (std::size_t i = 0; i < together; ++i) {
         const vec a = widen<K>(k[t + i] + head + d * sizeof(K));
         if (next != nullptr) prefetch_ahead<lanes * sizeof(K)>(next[t + i] + next_head, d * sizeof(K));
         KVCACHE_UNROLL
-        for (int r = 0; r < Rows; ++r) sum[i * Rows + r] = fma(a, load(q + r * dim + d), sum[i * Rows + r]);
+        for (std::size_t r = 0; r < Rows; ++r) sum[i * Rows + r] = fma(a, load(q + r * dim + d), sum[i * Rows + r]);
       }
     }
     store(logits + t * Rows, sums(sum));
@@ -96,17 +96,17 @@ KVCACHE_ALWAYS_INLINE void decode_logits(const float* q, std::size_t dim, const 
 }
 
 /// output[row] += weight * v over `Pairs` pairs of vectors from dim `d` on, or one single vector where Pairs is 0.
-template <class V, int Rows, int Pairs>
+template <class V, std::size_t Rows, std::size_t Pairs>
 KVCACHE_ALWAYS_INLINE void decode_columns(const float* weights, std::size_t weights_row, std::size_t d,
                                           const std::byte* const* v, std::int64_t head, const std::byte* const* next,
                                           std::int64_t next_head, std::size_t tokens, float* output,
                                           std::size_t dim) noexcept {
-  constexpr int vectors = Pairs == 0 ? 1 : 2 * Pairs;
+  constexpr std::size_t vectors = Pairs == 0 ? 1 : 2 * Pairs;
   vec sum[Rows][vectors];
   KVCACHE_UNROLL
-  for (int r = 0; r < Rows; ++r) {
+  for (std::size_t r = 0; r < Rows; ++r) {
     KVCACHE_UNROLL
-    for (int c = 0; c < vectors; ++c) sum[r][c] = load(output + r * dim + d + c * lanes);
+    for (std::size_t c = 0; c < vectors; ++c) sum[r][c] = load(output + r * dim + d + c * lanes);
   }
   for (std::size_t t = 0; t < tokens; ++t) {
     const std::byte* const from = v[t] + head + d * sizeof(V);
@@ -116,27 +116,27 @@ KVCACHE_ALWAYS_INLINE void decode_columns(const float* weights, std::size_t weig
       x[0] = widen<V>(from);
     } else {
       KVCACHE_UNROLL
-      for (int c = 0; c < Pairs; ++c) widen_pair<V>(from + c * 2 * lanes * sizeof(V), x[2 * c], x[2 * c + 1]);
+      for (std::size_t c = 0; c < Pairs; ++c) widen_pair<V>(from + c * 2 * lanes * sizeof(V), x[2 * c], x[2 * c + 1]);
     }
     KVCACHE_UNROLL
-    for (int r = 0; r < Rows; ++r) {
+    for (std::size_t r = 0; r < Rows; ++r) {
       const vec weight = set1(weights[t * weights_row + r]);
       KVCACHE_UNROLL
-      for (int c = 0; c < vectors; ++c) sum[r][c] = fma(weight, x[c], sum[r][c]);
+      for (std::size_t c = 0; c < vectors; ++c) sum[r][c] = fma(weight, x[c], sum[r][c]);
     }
   }
   KVCACHE_UNROLL
-  for (int r = 0; r < Rows; ++r) {
+  for (std::size_t r = 0; r < Rows; ++r) {
     KVCACHE_UNROLL
-    for (int c = 0; c < vectors; ++c) store(output + r * dim + d + c * lanes, sum[r][c]);
+    for (std::size_t c = 0; c < vectors; ++c) store(output + r * dim + d + c * lanes, sum[r][c]);
   }
 }
 
-template <class V, int Rows>
+template <class V, std::size_t Rows>
 KVCACHE_ALWAYS_INLINE void decode_values(const float* weights, std::size_t weights_row, const std::byte* const* v,
                                          std::int64_t head, const std::byte* const* next, std::int64_t next_head,
                                          std::size_t tokens, float* output, std::size_t dim) noexcept {
-  constexpr int pairs = head_block / Rows < 4 ? head_block / Rows : 4;
+  constexpr std::size_t pairs = head_block / Rows < 4 ? head_block / Rows : 4;
   std::size_t d = 0;
   for (; d + pairs * 2 * lanes <= dim; d += pairs * 2 * lanes)
     decode_columns<V, Rows, pairs>(weights, weights_row, d, v, head, next, next_head, tokens, output, dim);
@@ -146,7 +146,7 @@ KVCACHE_ALWAYS_INLINE void decode_values(const float* weights, std::size_t weigh
 }
 
 /// f of each row, in all lanes that are the row's: folds lanes that are Rows, 2 Rows, ... apart.
-template <int Rows, class Fold>
+template <std::size_t Rows, class Fold>
 KVCACHE_ALWAYS_INLINE vec fold_rows(vec x, const Fold& f) noexcept {
   if constexpr (Rows <= 1) x = f(x, swap_lanes<1>(x));
   if constexpr (Rows <= 2) x = f(x, swap_lanes<2>(x));
@@ -173,7 +173,7 @@ struct decode_rows {
   std::size_t dim_v;
 
   /// Logits of `tokens` tokens become weights; maxima and sums follow, outputs are scaled where a maximum has grown.
-  template <int Rows>
+  template <std::size_t Rows>
   KVCACHE_ALWAYS_INLINE void weigh(std::size_t tokens) noexcept {
     const std::size_t used = tokens * Rows;
     const std::size_t whole = (used + lanes - 1) / lanes * lanes;
@@ -205,7 +205,7 @@ struct decode_rows {
       sum = mul(sum, shrink);
       float factor[lanes];
       store(factor, shrink);
-      for (int r = 0; r < Rows; ++r) {
+      for (std::size_t r = 0; r < Rows; ++r) {
         if (factor[r] == 1.0f) continue;
         const vec by = set1(factor[r]);
         for (std::size_t d = 0; d < dim_v; d += lanes)
@@ -285,7 +285,7 @@ struct decoder {
     }
   }
 
-  template <int Rows>
+  template <std::size_t Rows>
   KVCACHE_NOINLINE void run(std::uint32_t head, const decode_tokens& tokens, std::int64_t k_head, std::int64_t v_head,
                             const decode_tokens* next, std::int64_t next_k_head, std::int64_t next_v_head) noexcept {
     constexpr std::size_t power = Rows == 8 ? 3 : Rows == 4 ? 2 : Rows == 2 ? 1 : 0;
@@ -302,8 +302,8 @@ struct decoder {
                      output + head * dim_v,
                      dim_v};
     rows.template weigh<Rows>(tokens.count);
-    constexpr int part = Rows < head_block ? Rows : head_block;
-    for (int r = 0; r < Rows; r += part)
+    constexpr std::size_t part = Rows < head_block ? Rows : head_block;
+    for (std::size_t r = 0; r < Rows; r += part)
       decode_values<V, part>(logits + r, Rows, tokens.v, v_head, next != nullptr && r == 0 ? next->v : nullptr,
                              next_v_head, tokens.count, output + (head + static_cast<std::uint32_t>(r)) * dim_v, dim_v);
   }

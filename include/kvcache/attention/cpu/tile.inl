@@ -45,32 +45,31 @@ inline constexpr float masked_below = -3.3e38f;
 inline constexpr float rescale_threshold = 8.0f;
 
 /// c[row_block, Vectors * lanes] (+)= a[row_block, depth] * b[depth, Vectors * lanes].
-template <int Vectors>
+template <std::size_t Vectors>
 KVCACHE_ALWAYS_INLINE void multiply_block(float* c, std::size_t c_row, const float* a, std::size_t a_row,
                                           std::size_t a_step, const float* b, std::size_t b_row, std::size_t depth,
                                           bool add_to) noexcept {
   vec sum[row_block][Vectors];
   KVCACHE_UNROLL
-  for (int r = 0; r < row_block; ++r) {
+  for (std::size_t r = 0; r < row_block; ++r) {
     KVCACHE_UNROLL
-    for (int v = 0; v < Vectors; ++v)
-      sum[r][v] = add_to ? load(c + static_cast<std::size_t>(r) * c_row + v * lanes) : set1(0.0f);
+    for (std::size_t v = 0; v < Vectors; ++v) sum[r][v] = add_to ? load(c + r * c_row + v * lanes) : set1(0.0f);
   }
   for (std::size_t k = 0; k < depth; ++k) {
     vec right[Vectors];
     KVCACHE_UNROLL
-    for (int v = 0; v < Vectors; ++v) right[v] = load(b + k * b_row + v * lanes);
+    for (std::size_t v = 0; v < Vectors; ++v) right[v] = load(b + k * b_row + v * lanes);
     KVCACHE_UNROLL
-    for (int r = 0; r < row_block; ++r) {
-      const vec left = set1(a[static_cast<std::size_t>(r) * a_row + k * a_step]);
+    for (std::size_t r = 0; r < row_block; ++r) {
+      const vec left = set1(a[r * a_row + k * a_step]);
       KVCACHE_UNROLL
-      for (int v = 0; v < Vectors; ++v) sum[r][v] = fma(left, right[v], sum[r][v]);
+      for (std::size_t v = 0; v < Vectors; ++v) sum[r][v] = fma(left, right[v], sum[r][v]);
     }
   }
   KVCACHE_UNROLL
-  for (int r = 0; r < row_block; ++r) {
+  for (std::size_t r = 0; r < row_block; ++r) {
     KVCACHE_UNROLL
-    for (int v = 0; v < Vectors; ++v) store(c + static_cast<std::size_t>(r) * c_row + v * lanes, sum[r][v]);
+    for (std::size_t v = 0; v < Vectors; ++v) store(c + r * c_row + v * lanes, sum[r][v]);
   }
 }
 

@@ -14,9 +14,9 @@ KVCACHE_AVX2_BEGIN
 /// The vector interface over AVX2, FMA and F16C; see vector_scalar.hpp for what each function does.
 namespace kvcache::detail::isa_avx2 {
 
-inline constexpr int lanes = 8;
-inline constexpr int row_block = 4;
-inline constexpr int head_block = 4;
+inline constexpr std::size_t lanes = 8;
+inline constexpr std::size_t row_block = 4;
+inline constexpr std::size_t head_block = 4;
 
 using vec = __m256;
 struct mask {
@@ -88,7 +88,7 @@ KVCACHE_ALWAYS_INLINE vec swap_lanes(vec x) noexcept {
 KVCACHE_ALWAYS_INLINE vec sums(const vec (&x)[lanes]) noexcept {
   vec half[4];
   KVCACHE_UNROLL
-  for (int i = 0; i < 4; ++i)
+  for (std::size_t i = 0; i < 4; ++i)
     half[i] = add(_mm256_permute2f128_ps(x[i], x[i + 4], 0x20), _mm256_permute2f128_ps(x[i], x[i + 4], 0x31));
   const vec ab = add(_mm256_shuffle_ps(half[0], half[1], 0x44), _mm256_shuffle_ps(half[0], half[1], 0xee));
   const vec cd = add(_mm256_shuffle_ps(half[2], half[3], 0x44), _mm256_shuffle_ps(half[2], half[3], 0xee));

@@ -14,10 +14,10 @@ KVCACHE_AVX512_BEGIN
 /// The vector interface over AVX-512 F, BW, DQ and VL; see vector_scalar.hpp for what each function does.
 namespace kvcache::detail::isa_avx512 {
 
-inline constexpr int lanes = 16;
-inline constexpr int row_block = 8;
+inline constexpr std::size_t lanes = 16;
+inline constexpr std::size_t row_block = 8;
 /// Query heads whose outputs are kept in registers together.
-inline constexpr int head_block = 8;
+inline constexpr std::size_t head_block = 8;
 
 using vec = __m512;
 using mask = __mmask16;
@@ -91,7 +91,7 @@ KVCACHE_ALWAYS_INLINE vec swap_lanes(vec x) noexcept {
 KVCACHE_ALWAYS_INLINE vec sums(const vec (&x)[lanes]) noexcept {
   vec quarter[4];
   KVCACHE_UNROLL
-  for (int i = 0; i < 4; ++i) {
+  for (std::size_t i = 0; i < 4; ++i) {
     const vec ab = add(_mm512_shuffle_f32x4(x[i], x[i + 4], 0x44), _mm512_shuffle_f32x4(x[i], x[i + 4], 0xee));
     const vec cd =
         add(_mm512_shuffle_f32x4(x[i + 8], x[i + 12], 0x44), _mm512_shuffle_f32x4(x[i + 8], x[i + 12], 0xee));

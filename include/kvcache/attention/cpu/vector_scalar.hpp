@@ -13,9 +13,9 @@
 /// The vector interface in plain C++: four lanes that a compiler may turn into what its target has.
 namespace kvcache::detail::isa_scalar {
 
-inline constexpr int lanes = 4;
+inline constexpr std::size_t lanes = 4;
 /// Rows of a product that are kept in registers together.
-inline constexpr int row_block = 4;
+inline constexpr std::size_t row_block = 4;
 
 struct vec {
   float lane[lanes];
@@ -27,7 +27,7 @@ struct mask {
 template <class F>
 KVCACHE_ALWAYS_INLINE vec lanewise(const F& f) noexcept {
   vec r;
-  for (int i = 0; i < lanes; ++i) r.lane[i] = f(i);
+  for (std::size_t i = 0; i < lanes; ++i) r.lane[i] = f(i);
   return r;
 }
 
@@ -38,61 +38,62 @@ KVCACHE_ALWAYS_INLINE vec load(const float* from) noexcept {
 }
 KVCACHE_ALWAYS_INLINE void store(float* to, const vec& x) noexcept { std::memcpy(to, &x, sizeof x); }
 KVCACHE_ALWAYS_INLINE vec set1(float x) noexcept {
-  return lanewise([&](int) { return x; });
+  return lanewise([&](std::size_t) { return x; });
 }
 KVCACHE_ALWAYS_INLINE vec add(const vec& a, const vec& b) noexcept {
-  return lanewise([&](int i) { return a.lane[i] + b.lane[i]; });
+  return lanewise([&](std::size_t i) { return a.lane[i] + b.lane[i]; });
 }
 KVCACHE_ALWAYS_INLINE vec sub(const vec& a, const vec& b) noexcept {
-  return lanewise([&](int i) { return a.lane[i] - b.lane[i]; });
+  return lanewise([&](std::size_t i) { return a.lane[i] - b.lane[i]; });
 }
 KVCACHE_ALWAYS_INLINE vec mul(const vec& a, const vec& b) noexcept {
-  return lanewise([&](int i) { return a.lane[i] * b.lane[i]; });
+  return lanewise([&](std::size_t i) { return a.lane[i] * b.lane[i]; });
 }
 KVCACHE_ALWAYS_INLINE vec div(const vec& a, const vec& b) noexcept {
-  return lanewise([&](int i) { return a.lane[i] / b.lane[i]; });
+  return lanewise([&](std::size_t i) { return a.lane[i] / b.lane[i]; });
 }
 /// a * b + c
 KVCACHE_ALWAYS_INLINE vec fma(const vec& a, const vec& b, const vec& c) noexcept {
-  return lanewise([&](int i) { return a.lane[i] * b.lane[i] + c.lane[i]; });
+  return lanewise([&](std::size_t i) { return a.lane[i] * b.lane[i] + c.lane[i]; });
 }
 /// The larger one; b where either is no number.
 KVCACHE_ALWAYS_INLINE vec larger(const vec& a, const vec& b) noexcept {
-  return lanewise([&](int i) { return a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]; });
+  return lanewise([&](std::size_t i) { return a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]; });
 }
 KVCACHE_ALWAYS_INLINE vec smaller(const vec& a, const vec& b) noexcept {
-  return lanewise([&](int i) { return a.lane[i] < b.lane[i] ? a.lane[i] : b.lane[i]; });
+  return lanewise([&](std::size_t i) { return a.lane[i] < b.lane[i] ? a.lane[i] : b.lane[i]; });
 }
 KVCACHE_ALWAYS_INLINE vec magnitude(const vec& a) noexcept {
-  return lanewise([&](int i) { return std::fabs(a.lane[i]); });
+  return lanewise([&](std::size_t i) { return std::fabs(a.lane[i]); });
 }
 KVCACHE_ALWAYS_INLINE mask less(const vec& a, const vec& b) noexcept {
   mask r;
-  for (int i = 0; i < lanes; ++i) r.lane[i] = a.lane[i] < b.lane[i];
+  for (std::size_t i = 0; i < lanes; ++i) r.lane[i] = a.lane[i] < b.lane[i];
   return r;
 }
 KVCACHE_ALWAYS_INLINE mask both(const mask& a, const mask& b) noexcept {
   mask r;
-  for (int i = 0; i < lanes; ++i) r.lane[i] = a.lane[i] && b.lane[i];
+  for (std::size_t i = 0; i < lanes; ++i) r.lane[i] = a.lane[i] && b.lane[i];
   return r;
 }
 KVCACHE_ALWAYS_INLINE bool any(const mask& m) noexcept {
   bool r = false;
-  for (int i = 0; i < lanes; ++i) r = r || m.lane[i];
+  for (std::size_t i = 0; i < lanes; ++i) r = r || m.lane[i];
   return r;
 }
 /// By bits: what is not chosen may hold anything.
 KVCACHE_ALWAYS_INLINE vec select(const mask& m, const vec& yes, const vec& no) noexcept {
   vec r;
-  for (int i = 0; i < lanes; ++i) std::memcpy(&r.lane[i], m.lane[i] ? &yes.lane[i] : &no.lane[i], sizeof(float));
+  for (std::size_t i = 0; i < lanes; ++i)
+    std::memcpy(&r.lane[i], m.lane[i] ? &yes.lane[i] : &no.lane[i], sizeof(float));
   return r;
 }
 KVCACHE_ALWAYS_INLINE vec round(const vec& a) noexcept {
-  return lanewise([&](int i) { return std::nearbyint(a.lane[i]); });
+  return lanewise([&](std::size_t i) { return std::nearbyint(a.lane[i]); });
 }
 /// a * 2^n for whole n; 0 where n is below -126.
 KVCACHE_ALWAYS_INLINE vec scale(const vec& a, const vec& n) noexcept {
-  return lanewise([&](int i) {
+  return lanewise([&](std::size_t i) {
     if (n.lane[i] < -126.0f) return 0.0f;
     const auto exponent = static_cast<std::uint32_t>(static_cast<std::int32_t>(n.lane[i]) + 127) << 23;
     return a.lane[i] * std::bit_cast<float>(exponent);
@@ -103,7 +104,7 @@ template <class T>
 KVCACHE_ALWAYS_INLINE vec widen(const std::byte* from) noexcept {
   T x[lanes];
   std::memcpy(x, from, sizeof x);
-  return lanewise([&](int i) { return to_float(x[i]); });
+  return lanewise([&](std::size_t i) { return to_float(x[i]); });
 }
 
 }  // namespace kvcache::detail::isa_scalar
