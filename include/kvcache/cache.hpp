@@ -8,13 +8,9 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 
 namespace kvcache {
-
-struct cache_options {
-  std::uint32_t blocks = 0;      ///< blocks that tokens can use; the null block comes on top
-  std::uint32_t block_size = 0;  ///< tokens in a block, only where the policy is `dynamic`
-};
 
 /// An engine's KV cache: `block_manager` says who holds which block, `storage` holds the bytes. The cache only joins
 /// them, so each can be used alone and everything about a sequence is asked from `manager()`.
@@ -30,11 +26,13 @@ class cache {
   using policies_type = Policies;
   using manager_type = block_manager<typename Policies::eviction>;
   using storage_type = kvcache::storage<Policies>;
+  /// `blocks` that tokens can use, `block_size` where the policy is `dynamic`, and an `allocator` that needs arguments.
+  using options = typename storage_type::options;
 
   /// Raises invalid_argument where geometry or options can never work, system_failure where memory is refused.
-  cache(const geometry& shape, const cache_options& options)
-      : storage_(shape, {.blocks = options.blocks, .block_size = options.block_size}),
-        manager_({.blocks = options.blocks, .block_size = storage_.block_size()}) {}
+  cache(const geometry& shape, options chosen)
+      : storage_(shape, std::move(chosen)),
+        manager_({.blocks = storage_.blocks(), .block_size = storage_.block_size()}) {}
 
   /// Who holds which block: open, fork, truncate, close, commit, probe, predict, counts, tables.
   [[nodiscard]] manager_type& manager() noexcept { return manager_; }
@@ -51,7 +49,7 @@ class cache {
   void prepare(const step& begun) { storage_.copy(begun.copies()); }
   /// Writes K and V of the step's query tokens, rows in the order of its wants, into their slots in `layer`.
   template <class K, class V>
-  void append(const step& begun, std::uint32_t layer, rows_view<const K> k, rows_view<const V> v) {
+  void append(const step& begun, std::uint32_t layer, const rows_view<K>& k, const rows_view<V>& v) {
     storage_.append(layer, k, v, begun.batch().slots);
   }
   /// As block_manager::commit: from here on the full blocks of these tokens can be found by their content.

@@ -5,8 +5,14 @@
 
 #include "../support/catch.hpp"
 
+#include <bit>
+#include <filesystem>
 #include <numeric>
 #include <random>
+#include <string>
+#include <vector>
+
+#include <unistd.h>
 
 namespace {
 
@@ -38,7 +44,7 @@ std::uint32_t run_time_block_size() {
 
 TEMPLATE_TEST_CASE("a prompt gives the same in one piece, in chunks, and from the cache", "", small_f32, plain_f16,
                    mixed) {
-  kvcache_test::toy_engine<TestType> engine(64, run_time_block_size<TestType>());
+  kvcache_test::toy_engine<TestType> engine({.blocks = 64, .block_size = run_time_block_size<TestType>()});
   const auto prompt = numbers(100, 61);
 
   auto whole = engine.open(prompt);
@@ -62,7 +68,7 @@ TEMPLATE_TEST_CASE("a prompt gives the same in one piece, in chunks, and from th
 
 TEMPLATE_TEST_CASE("R10 forks diverge from the middle of a block and keep their own tokens", "", small_f32, plain_f16,
                    mixed) {
-  kvcache_test::toy_engine<TestType> engine(64, run_time_block_size<TestType>());
+  kvcache_test::toy_engine<TestType> engine({.blocks = 64, .block_size = run_time_block_size<TestType>()});
   auto first = engine.open(numbers(0, 30));
   engine.run({&first});
   auto second = engine.fork(first, 30);
@@ -86,7 +92,7 @@ TEMPLATE_TEST_CASE("R10 forks diverge from the middle of a block and keep their 
 
 TEMPLATE_TEST_CASE("random opens, forks, cuts and closes never show a sequence foreign KV", "", small_f32, plain_f16,
                    mixed) {
-  kvcache_test::toy_engine<TestType> engine(100, run_time_block_size<TestType>());
+  kvcache_test::toy_engine<TestType> engine({.blocks = 100, .block_size = run_time_block_size<TestType>()});
   using sequence = typename kvcache_test::toy_engine<TestType>::sequence;
   const std::uint32_t seed = 20261129;
   INFO("seed " << seed);
@@ -145,7 +151,7 @@ TEMPLATE_TEST_CASE("random opens, forks, cuts and closes never show a sequence f
 }
 
 TEST_CASE("R16 what a block held before never reaches an output") {
-  kvcache_test::toy_engine<small_f32> engine(6);
+  kvcache_test::toy_engine<small_f32> engine({.blocks = 6});
   // Poison every block, then use them again for fewer tokens than they hold.
   const std::vector<float> nan(std::size_t{24} * 2 * 80, std::bit_cast<float>(0x7fc00000u));
   std::vector<kvcache::slot_id> slots(24);
@@ -162,7 +168,7 @@ TEST_CASE("R16 what a block held before never reaches an output") {
 }
 
 TEST_CASE("a refused step leaves the cache as it was, and the sequences go on") {
-  kvcache_test::toy_engine<small_f32> engine(4);
+  kvcache_test::toy_engine<small_f32> engine({.blocks = 4});
   auto s = engine.open(numbers(0, 9));
   engine.run({&s});
   const auto before = engine.cache.manager().counts();
@@ -194,4 +200,28 @@ TEST_CASE("impossible geometries and pools are refused in one sentence") {
              kvcache_test::contains_text("block_size 5"));
   CHECK_THAT(text([] { kvcache::cache<mixed>({.layers = 1, .kv_heads = 1, .head_dim = 64}, {.blocks = 4}); }),
              kvcache_test::contains_text("block_size is 0"));
+}
+
+namespace {
+
+struct on_file : small_f32 {
+  using allocator = kvcache::mapped_file_allocator;
+};
+struct on_huge_pages : small_f32 {
+  using allocator = kvcache::huge_page_allocator;
+};
+
+}  // namespace
+
+TEST_CASE("a cache takes its bytes from the allocator it is given") {
+  const auto path = std::filesystem::temp_directory_path() / ("kvcache_test_cache_" + std::to_string(::getpid()));
+  kvcache_test::toy_engine<on_file> file(
+      {.blocks = 16, .block_size = 0, .allocator = kvcache::mapped_file_allocator(path.string())});
+  kvcache_test::toy_engine<on_huge_pages> huge({.blocks = 16});
+  auto a = file.open(numbers(0, 30));
+  auto b = huge.open(numbers(0, 30));
+  file.run({&a}, 11);
+  huge.run({&b}, 11);
+  CHECK(file.error(a) <= tolerance);
+  CHECK(huge.error(b) <= tolerance);
 }

@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace kvcache_test {
@@ -90,8 +91,8 @@ class toy_engine {
     std::uint32_t out_rows = 0;
   };
 
-  explicit toy_engine(std::uint32_t blocks, std::uint32_t block_size = 0)
-      : cache(toy_model::geometry, {.blocks = blocks, .block_size = block_size}) {}
+  explicit toy_engine(typename kvcache::cache<Policies>::options options)
+      : cache(toy_model::geometry, std::move(options)) {}
 
   sequence open(std::vector<std::int32_t> prompt) {
     const auto o = cache.open({.content = prompt}).value();
