@@ -83,7 +83,7 @@ class block_keeper {
       return;
     }
     step_record& r = steps.at(use.newest());
-    hold(r.held, uses, block, r.held_batch != batches_);
+    hold(r.held, r.number, uses, block, r.held_batch != batches_);
     r.held_batch = batches_;
   }
 
@@ -105,16 +105,18 @@ class block_keeper {
   }
 
   /// The blocks of a step that ended go back batch by batch, as they would have when they were let go.
-  void release_held(held_list& held) noexcept {
-    for (std::size_t i = 0; i < held.size(); ++i) {
-      if ((held[i] & tail_bit) != 0) flush();
-      const block_id block = held[i] & ~tail_bit;
-      if (uses[block].held_at != i + 1) continue;
-      uses[block].held_at = 0;
+  void release_held(step_record& ended) noexcept {
+    take_held(ended.held, ended.number, uses, [&](block_id block, bool first) {
+      if (first) flush();
       settle(block);
-    }
+    });
     flush();
-    held.clear();
+  }
+
+  /// The blocks of a step that was dropped wait for the step before it: that one may use them too.
+  void pass_held(step_record& dropped, step_record& before) noexcept {
+    take_held(dropped.held, dropped.number, uses,
+              [&](block_id block, bool first) { hold(before.held, before.number, uses, block, first); });
   }
 
  private:

@@ -47,13 +47,12 @@ class step_keeper final : public step_owner {
     const std::uint32_t available = blocks_.pool.counts().available();
     if (*needed > available) return failure{errc::out_of_blocks, *needed, available};
 
-    const bool others_in_flight = !blocks_.steps.open().empty();
     step_record& r = blocks_.steps.push();
     blocks_.new_batch();
     for (const want& w : wants) {
       sequence_state& s = *sequences_.find(w.sequence);
       r.rows.push_back({w.sequence, w.tokens, s.begun, s.last_step});
-      make_room(r, s, others_in_flight);
+      make_room(r, s);
       s.begun += w.tokens;
       s.last_step = r.number;
       ++s.open_steps;
@@ -124,10 +123,25 @@ class step_keeper final : public step_owner {
     return s.tables[group][s.begun / groups().block_size(group)];
   }
 
-  /// Adds to `needed` the blocks that the wants take; marks sequences as named and tail blocks as copied on the way.
+  /// Whether a sequence may write into its tail block, which holds other content than it will: it is the only holder,
+  /// no step in flight of others may touch it, and where it is cached, forgetting it and its successors sets no block
+  /// free that is held for them. `use` counts the wants before that will copy from the block.
+  [[nodiscard]] bool writes_in_place(block_id tail, const block_use& use) const noexcept {
+    const prefix_index& index = blocks_.index;
+    if (blocks_.pool.ref_count(tail) - use.copies != 1 || use.copier_in_flight) return false;
+    if (blocks_.steps.in_flight(use.newest())) return false;
+    if (!index.contains(tail)) return true;
+    const block_id parent = index.parent(tail);
+    return index.active_children(tail) == 0 &&
+           (parent == null_block || blocks_.pool.ref_count(parent) != blocks_.uses[parent].copies);
+  }
+
+  /// Adds to `needed` the blocks that the wants take, and leaves in copies_ which tails have to be copied; marks
+  /// sequences as named and tail blocks as copied on the way.
   result<void> count_wants(std::span<const want> wants, std::uint64_t& needed) const noexcept {
     const step_queue& steps = blocks_.steps;
     std::uint64_t tokens = 0;
+    copies_.clear();
     for (const want& w : wants) {
       const sequence_state* s = sequences_.find(w.sequence);
       if (s == nullptr) return sequences_.stale(w.sequence);
@@ -139,15 +153,15 @@ class step_keeper final : public step_owner {
       if (longest > max_length) return failure{errc::beyond_length, longest, max_length};
       const std::uint64_t total = groups().blocks_for(end);
       if (total > blocks_.pool.capacity()) return failure{errc::exceeds_pool, total, blocks_.pool.capacity()};
-      if (w.tokens == 0) continue;
       for (std::uint32_t g = 0; g < groups().size(); ++g) {
         const std::uint64_t blocks = groups().blocks_for(g, end);
         if (blocks > s->tables[g].size()) needed += blocks - s->tables[g].size();
-        if (s->begun % groups().block_size(g) == 0) continue;
+        copies_.push_back(false);
+        if (w.tokens == 0 || s->begun % groups().block_size(g) == 0) continue;
         const block_id tail = tail_of(*s, g);
         block_use& use = blocks_.uses[tail];
-        const bool alone = blocks_.pool.ref_count(tail) - use.copies == 1;
-        if (alone && !use.copier_in_flight && !steps.in_flight(use.newest())) continue;
+        if (writes_in_place(tail, use)) continue;
+        copies_.back() = true;
         ++needed;
         ++use.copies;
         use.copier_in_flight = use.copier_in_flight || steps.in_flight(s->last_step);
@@ -156,8 +170,8 @@ class step_keeper final : public step_owner {
     return {};
   }
 
-  /// Blocks for the newest row of a step: as count_wants counted them.
-  void make_room(step_record& r, sequence_state& s, bool others_in_flight) noexcept {
+  /// Blocks for the newest row of a step, as count_wants counted them.
+  void make_room(step_record& r, sequence_state& s) noexcept {
     const auto row = static_cast<std::uint32_t>(r.rows.size() - 1);
     const std::uint32_t start = r.rows[row].start;
     const std::uint32_t tokens = r.rows[row].tokens;
@@ -165,34 +179,30 @@ class step_keeper final : public step_owner {
       std::vector<block_id>& table = s.tables[g];
       r.groups[g].blocks_before.push_back(static_cast<std::uint32_t>(table.size()));
       if (tokens == 0) continue;
-      if (start % groups().block_size(g) != 0) own_tail(r, row, g, s, others_in_flight);
+      const std::uint32_t filled = start % groups().block_size(g);
+      if (filled != 0) {
+        block_id& entry = table[start / groups().block_size(g)];
+        if (copies_[std::size_t{row} * groups().size() + g] != 0) {
+          copy_tail(r, row, g, s.last_step, entry, filled);
+        } else if (blocks_.index.contains(entry)) {
+          blocks_.forget_subtree(entry);
+          blocks_.flush();
+        }
+      }
       const std::uint64_t blocks = groups().blocks_for(g, std::uint64_t{start} + tokens);
       while (table.size() < blocks) table.push_back(blocks_.allocate());
     }
   }
 
-  /// Sees to it that the block a sequence is about to write into is nobody else's and nobody else's content.
-  void own_tail(step_record& r, std::uint32_t row, std::uint32_t group, sequence_state& s,
-                bool others_in_flight) noexcept {
-    const std::uint32_t size = groups().block_size(group);
-    block_id& entry = s.tables[group][s.begun / size];
-    const block_id tail = entry;
-    block_use& use = blocks_.uses[tail];
-    // A copy that this very step makes is carried out before anything is written.
-    const bool copied = others_in_flight && use.copied_in > blocks_.steps.retired() && use.copied_in != r.number;
-    const bool released = others_in_flight && use.released_in > blocks_.steps.retired();
-    if (blocks_.pool.ref_count(tail) == 1 && !copied && !released) {
-      if (!blocks_.index.contains(tail)) return;
-      blocks_.forget_subtree(tail);
-      blocks_.flush();
-      return;
-    }
-    r.replacements.push_back({row, group, tail, use.copied_in});
-    if (copied && use.copied_in > use.released_in) use.released_in = use.copied_in;
-    use.copied_in = r.number;
+  /// Replaces a table's entry by a new block for a copy of its first `tokens` tokens.
+  void copy_tail(step_record& r, std::uint32_t row, std::uint32_t group, std::uint64_t last_step, block_id& entry,
+                 std::uint32_t tokens) noexcept {
+    const block_id source = entry;
+    r.replacements.push_back({row, group, source, blocks_.uses[source].copied_in});
+    blocks_.uses[source].copied_in = r.number;
     entry = blocks_.allocate();
-    r.copies.push_back({group, tail, entry, s.begun % size});
-    blocks_.let_go(tail, s.last_step);
+    r.copies.push_back({group, source, entry, tokens});
+    blocks_.let_go(source, last_step);
   }
 
   /// Fills the arrays that the step's views show.
@@ -222,11 +232,10 @@ class step_keeper final : public step_owner {
     step_record& newest = *blocks_.steps.open().back();
     for (std::size_t i = newest.rows.size(); i-- > 0;) roll_back_row(newest, i);
     blocks_.steps.pop_newest([&](step_record& r) {
-      // What was released meanwhile may be in use by the step before.
       if (blocks_.steps.open().empty())
-        blocks_.release_held(r.held);
+        blocks_.release_held(r);
       else
-        move_held(r.held, blocks_.steps.open().back()->held, blocks_.uses);
+        blocks_.pass_held(r, *blocks_.steps.open().back());
     });
   }
 
@@ -255,11 +264,12 @@ class step_keeper final : public step_owner {
   }
 
   void retire_oldest(std::size_t steps) noexcept {
-    blocks_.steps.pop_oldest(steps, [&](step_record& r) { blocks_.release_held(r.held); });
+    blocks_.steps.pop_oldest(steps, [&](step_record& r) { blocks_.release_held(r); });
   }
 
   block_keeper<Eviction>& blocks_;
   sequence_keeper<Eviction>& sequences_;
+  mutable std::vector<std::uint8_t> copies_;  // per want and group: count_wants found that the tail has to be copied
 };
 
 }  // namespace kvcache::detail

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// Random calls held against a model, and against a second instance.
+#include "random_driver.hpp"
+
+#include "../eviction/policies.hpp"
+#include "support.hpp"
+
+using namespace kvcache_test;
+using kvcache::layer_group;
+
+namespace {
+
+template <class Manager>
+void drive(const random_load& load, std::size_t calls) {
+  INFO("seed " << load.seed << ", blocks " << load.blocks << ", block size " << load.groups[0].block_size << ", groups "
+               << load.groups.size());
+  random_driver<Manager> driver(load);
+  driver.run(calls);
+  driver.finish();
+  // A driver that never gets anywhere proves nothing.
+  CHECK(driver.opened > calls / 100);
+  CHECK(driver.refused > 0);
+  CHECK(driver.hits > 0);
+  CHECK((driver.copies > 0 || load.groups[0].block_size == 1));
+  CHECK(driver.duplicates > 0);
+  CHECK(driver.shortened > 0);
+  CHECK(driver.dropped > 0);
+  CHECK(driver.revived > 0);
+  CHECK(driver.overlapped > 0);
+  CHECK(driver.manager().statistics().evicted_blocks > 0);
+}
+
+}  // namespace
+
+TEST_CASE("R9 random calls against a model: counts, references, bytes, identity and predictors after every call") {
+  const std::uint64_t seed = GENERATE(1u, 2u, 3u, 4u);
+  const std::uint32_t block_size = GENERATE(1u, 2u, 4u, 16u);
+  drive<manager>({.seed = seed, .blocks = 24, .groups = {{block_size}}}, 6'000);
+}
+
+TEST_CASE("R9 random calls with three layer groups in one pool") {
+  const std::uint64_t seed = GENERATE(1u, 2u, 3u, 4u);
+  drive<manager>({.seed = seed, .blocks = 60, .groups = {{4}, {2}, {4}}}, 6'000);
+  drive<manager>({.seed = seed, .blocks = 40, .groups = {{3}, {2}}}, 6'000);
+}
+
+TEST_CASE("R7 R9 random calls while all hashes collide") {
+  const std::uint64_t seed = GENERATE(1u, 2u, 3u);
+  const unsigned hash_bits = GENERATE(0u, 2u);
+  drive<manager>({.seed = seed, .groups = {{4}}, .hash_bits = hash_bits}, 6'000);
+}
+
+TEMPLATE_TEST_CASE("R7 R9 random calls under policies that know nothing of parents", "", mru, lowest_id) {
+  const std::uint64_t seed = GENERATE(1u, 2u, 3u);
+  drive<kvcache::block_manager<TestType>>({.seed = seed, .groups = {{4}}}, 6'000);
+}
+
+TEST_CASE("Random accept lengths of drafts over 10,000 steps, then all closed: everything is available") {
+  const std::uint64_t seed = GENERATE(1u, 2u, 3u);
+  const std::uint32_t block_size = GENERATE(1u, 4u, 16u);
+  INFO("seed " << seed << ", block size " << block_size);
+  manager m({.blocks = 400, .block_size = block_size});
+  std::uint64_t random = seed;
+  const auto pick = [&](std::uint32_t below) {
+    random = random * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<std::uint32_t>((random >> 33) % below);
+  };
+  std::vector<kvcache::sequence_id> sequences;
+  std::vector<std::int32_t> next(4);
+  for (int i = 0; i < 4; ++i) sequences.push_back(m.open({.content = words(i, 1)})->sequence);
+  for (int step_number = 0; step_number < 10'000; ++step_number) {
+    std::vector<kvcache::want> wants;
+    std::vector<std::uint32_t> counts;
+    for (const auto s : sequences) {
+      if (*m.length(s) > 80) REQUIRE(m.truncate(s, pick(40)).has_value());
+      wants.push_back({s, 1 + pick(8)});
+      counts.push_back(pick(wants.back().tokens + 1));
+    }
+    auto step = m.begin(wants);
+    REQUIRE(step.has_value());
+    REQUIRE(step->accept(counts).has_value());
+    for (const auto s : sequences) {
+      const std::uint32_t missing = *m.length(s) - *m.committed(s);
+      REQUIRE(m.commit(s, words(static_cast<int>(pick(3)), missing)).has_value());
+    }
+    REQUIRE(m.retire(*step).has_value());
+    REQUIRE(m.counts().capacity() == 400);
+    REQUIRE(m.counts().held == 0);
+  }
+  for (const auto s : sequences) close(m, s);
+  CHECK(m.counts().available() == 400);
+}
+
+TEST_CASE("R12 two instances fed the same 100,000 random calls give the same ids in the same order") {
+  const std::uint64_t seed = GENERATE(1u, 2u, 3u);
+  INFO("seed " << seed);
+  const random_load load{.seed = seed, .blocks = 60, .groups = {{4}, {2}}, .most_sequences = 8, .check = false};
+  random_driver<manager> one(load);
+  // The second one lives elsewhere in memory.
+  const std::vector<std::string> elsewhere(1000, std::string(100, 'x'));
+  random_driver<manager> two(load);
+  one.run(100'000);
+  two.run(100'000);
+  CHECK(one.opened > 1000);
+  CHECK(one.hits > 0);
+  CHECK(one.copies > 0);
+  CHECK(one.log().size() > 500'000);
+  REQUIRE(one.log() == two.log());
+  one.finish();
+  two.finish();
+  REQUIRE(one.log() == two.log());
+}

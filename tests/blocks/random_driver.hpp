@@ -1,0 +1,567 @@
+// SPDX-License-Identifier: Apache-2.0
+// Random calls against a block manager and, beside it, a naive model: what every sequence holds token by token, what
+// bytes lie in every slot, which prefixes are cached. Steps run late: what a step reads and writes is carried out at
+// any time before it retires, so a block that goes back too early is caught by its bytes.
+#pragma once
+
+#include <kvcache/blocks/block_manager.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <set>
+#include <span>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "catch.hpp"
+
+namespace kvcache_test {
+
+struct random_load {
+  std::uint64_t seed = 1;
+  std::uint32_t blocks = 24;
+  std::vector<kvcache::layer_group> groups{{4}};
+  unsigned hash_bits = 64;
+  std::int32_t alphabet = 2;  ///< few tokens, so that contents meet again
+  std::size_t most_sequences = 6;
+  bool check = true;  ///< hold every call against the model; the calls are the same without
+};
+
+template <class Manager>
+class random_driver {
+ public:
+  explicit random_driver(const random_load& load)
+      : load_(load),
+        m_({.blocks = load.blocks, .layer_groups = load_.groups, .hash_bits = load.hash_bits}),
+        random_(load.seed * 0x9e3779b97f4a7c15u + 1),
+        cells_(load.blocks + 1),
+        keys_(load.blocks + 1) {
+    for (auto& block : cells_) block.resize(largest());
+    for (auto& prompt : prompts_)
+      for (std::uint32_t i = 0; i < 5 * largest(); ++i) prompt.push_back(token());
+    for (std::size_t i = 1; i < prompts_.size(); ++i)  // some have a common head
+      std::copy_n(prompts_[0].begin(), pick(static_cast<std::uint32_t>(prompts_[0].size())), prompts_[i].begin());
+  }
+
+  void run(std::size_t calls) {
+    for (std::size_t i = 0; i < calls; ++i) {
+      switch (pick(16)) {
+        case 0:
+        case 1:
+        case 2: open(); break;
+        case 3:
+        case 4:
+        case 5: begin(); break;
+        case 6:
+        case 7: accept(); break;
+        case 8:
+        case 9: retire(); break;
+        case 10:
+        case 11: commit(); break;
+        case 12: fork(); break;
+        case 13: truncate(); break;
+        case 14: pick(2) == 0 ? close(pick_sequence()) : close_stale(); break;
+        default: pick(3) == 0 ? drop() : look(); break;
+      }
+      check();
+    }
+  }
+
+  /// Ends everything: the whole pool is available again.
+  void finish() {
+    while (!flights_.empty()) {
+      if (!flights_.front().step.accepted()) {
+        REQUIRE(flights_.front().step.accept().has_value());
+        accepted(flights_.front(), {});
+      }
+      execute(0);
+      REQUIRE(m_.retire(flights_.front().step).has_value());
+      flights_.pop_front();
+      check();
+    }
+    while (!live_.empty()) close(live_.size() - 1);
+    check();
+    REQUIRE(m_.counts().available() == m_.capacity());
+    REQUIRE(m_.counts().held == 0);
+  }
+
+  /// Everything the manager answered, in order.
+  [[nodiscard]] const std::vector<std::uint64_t>& log() const { return log_; }
+  /// How often each kind of event came up, so that a test can tell that it saw them.
+  std::uint64_t refused = 0, opened = 0, hits = 0, copies = 0, duplicates = 0, shortened = 0, dropped = 0, revived = 0,
+                overlapped = 0;
+  [[nodiscard]] const Manager& manager() const { return m_; }
+
+ private:
+  struct sequence {
+    kvcache::sequence_id id;
+    std::vector<std::int32_t> prompt;
+    std::vector<std::int32_t> content;  // what steps begun so far will have computed
+    std::vector<std::uint64_t> values;  // of every token: its bytes, which depend on all before it and on the keys
+    std::uint32_t accepted = 0;
+    std::uint32_t committed = 0;
+    std::size_t keys = 0;
+    int open_steps = 0;
+  };
+  struct flight_row {
+    kvcache::sequence_id id;
+    std::uint32_t start = 0;
+    std::uint32_t tokens = 0;
+    std::vector<std::uint64_t> values;
+  };
+  struct flight {
+    kvcache::step step;
+    std::vector<flight_row> rows;
+    bool executed = false;
+  };
+  // What the model knows of a cached block: group, number of its last token, and that token's value.
+  struct key {
+    std::uint32_t group = 0;
+    std::size_t end = 0;
+    std::uint64_t value = 0;
+    std::uint64_t parent = 0;
+  };
+
+  std::uint32_t pick(std::uint32_t below) {
+    random_ += 0x9e3779b97f4a7c15u;
+    std::uint64_t x = random_;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return static_cast<std::uint32_t>(((x ^ (x >> 31)) >> 32) % below);
+  }
+  std::int32_t token() { return static_cast<std::int32_t>(pick(static_cast<std::uint32_t>(load_.alphabet))); }
+  [[nodiscard]] std::uint32_t group_count() const { return static_cast<std::uint32_t>(load_.groups.size()); }
+  [[nodiscard]] std::uint32_t size_of(std::uint32_t group) const { return load_.groups[group].block_size; }
+  [[nodiscard]] std::uint32_t largest() const {
+    std::uint32_t most = 0;
+    for (const auto& g : load_.groups) most = std::max(most, g.block_size);
+    return most;
+  }
+  std::size_t pick_sequence() { return live_.empty() ? 0 : pick(static_cast<std::uint32_t>(live_.size())); }
+  sequence* find(kvcache::sequence_id id) {
+    for (sequence& s : live_)
+      if (s.id == id) return &s;
+    return nullptr;
+  }
+
+  static std::uint64_t value_after(std::uint64_t before, std::int32_t token) {
+    std::uint64_t x = (before ^ static_cast<std::uint32_t>(token)) * 0x9fb21c651e98df25u + 0x632be59bd9b4e019u;
+    return x ^ (x >> 29);
+  }
+  std::uint64_t root(std::size_t keys) const { return 0x1234567 + (static_cast<std::uint64_t>(keys) << 32); }
+  void append(sequence& s, std::int32_t t) const {
+    s.values.push_back(value_after(s.values.empty() ? root(s.keys) : s.values.back(), t));
+    s.content.push_back(t);
+  }
+  static void cut(sequence& s, std::size_t tokens) {
+    s.content.resize(tokens);
+    s.values.resize(tokens);
+  }
+
+  void note(std::uint64_t value) { log_.push_back(value); }
+  void note(const kvcache::failure& f) {
+    note(1000 + static_cast<std::uint64_t>(f.code));
+    note(f.value);
+    note(f.limit);
+  }
+  void note_table(kvcache::sequence_id id) {
+    for (std::uint32_t g = 0; g < group_count(); ++g) {
+      const auto table = m_.table(id, g);
+      for (const kvcache::block_id b : *table) note(b);
+    }
+  }
+
+  // The longest prefix of `limit` tokens that is cached in all groups, found by looking at every block.
+  [[nodiscard]] std::uint32_t longest(const std::vector<std::int32_t>& content, std::size_t keys,
+                                      std::size_t limit) const {
+    std::set<std::tuple<std::uint32_t, std::size_t, std::uint64_t>> cached;
+    for (kvcache::block_id b = 1; b <= m_.capacity(); ++b)
+      if (m_.cached(b)) cached.insert({keys_[b].group, keys_[b].end, keys_[b].value});
+    std::vector<bool> missing(group_count());
+    std::uint64_t value = root(keys);
+    std::uint32_t found = 0;
+    for (std::size_t n = 1; n <= limit; ++n) {
+      value = value_after(value, content[n - 1]);
+      bool whole = true;
+      for (std::uint32_t g = 0; g < group_count(); ++g) {
+        if (n % size_of(g) != 0)
+          whole = false;
+        else if (!cached.contains({g, n, value}))
+          missing[g] = true;
+      }
+      if (std::find(missing.begin(), missing.end(), true) != missing.end()) break;
+      if (whole) found = static_cast<std::uint32_t>(n);
+    }
+    return found;
+  }
+
+  std::vector<std::int32_t> some_prompt() {
+    const auto& base = prompts_[pick(static_cast<std::uint32_t>(prompts_.size()))];
+    std::vector<std::int32_t> prompt(base.begin(), base.begin() + pick(static_cast<std::uint32_t>(base.size()) + 1));
+    for (std::uint32_t i = pick(largest() + 1); i > 0; --i) prompt.push_back(token());
+    return prompt;
+  }
+
+  void open() {
+    if (live_.size() >= load_.most_sequences) return close(pick_sequence());
+    sequence s;
+    s.prompt = some_prompt();
+    s.keys = pick(6) == 0 ? pick(static_cast<std::uint32_t>(key_sets_.size())) : 0;
+    const std::size_t n = s.prompt.size();
+    const std::uint64_t reserve = pick(3) == 0 ? 0 : pick(4) == 0 ? pick(2 * static_cast<std::uint32_t>(n) + 1) : n;
+    const kvcache::open_request request{.content = s.prompt, .keys = key_sets_[s.keys], .reserve = reserve};
+    const kvcache::block_counts before = m_.counts();
+    const auto statistics = m_.statistics();
+    const kvcache::admission a = m_.predict(request);
+    const auto result = m_.open(request);
+    note(result.has_value());
+    if (!result) {
+      ++refused;
+      note(result.error());
+      REQUIRE(((n == 0) != !a.fits()));
+      REQUIRE(m_.counts() == before);
+      REQUIRE(m_.statistics() == statistics);
+      return;
+    }
+    ++opened;
+    note(result->sequence.index);
+    note(result->sequence.generation);
+    note_table(result->sequence);
+    REQUIRE(n != 0);
+    REQUIRE(a.fits());
+    REQUIRE(m_.counts().available() == before.available() - a.needs);
+    REQUIRE(result->reused_tokens == a.reused_tokens);
+    // What was cached before the call: its own eviction may have taken other prefixes since, but none of its hits.
+    if (load_.check) REQUIRE(longest(s.prompt, s.keys, n - 1) == result->reused_tokens);
+    hits += result->reused_tokens != 0;
+    revived += a.revived_blocks;
+    s.id = result->sequence;
+    for (std::uint32_t i = 0; i < result->reused_tokens; ++i) append(s, s.prompt[i]);
+    s.accepted = s.committed = result->reused_tokens;
+    live_.push_back(std::move(s));
+  }
+
+  void begin() {
+    std::vector<kvcache::want> wants;
+    std::vector<std::size_t> chosen;
+    for (std::size_t i = 0; i < live_.size(); ++i)
+      if (pick(2) == 0) chosen.push_back(i);
+    for (std::size_t i = chosen.size(); i > 1; --i)
+      std::swap(chosen[i - 1], chosen[pick(static_cast<std::uint32_t>(i))]);
+    for (const std::size_t i : chosen) wants.push_back({live_[i].id, pick(3) == 0 ? pick(3 * largest()) : pick(3)});
+    const auto before = m_.counts();
+    const auto needed = m_.blocks_needed(wants);
+    auto step = m_.begin(wants);
+    note(step.has_value());
+    if (!step) {
+      ++refused;
+      note(step.error());
+      if (needed) REQUIRE(*needed > before.available());
+      REQUIRE(m_.counts() == before);
+      return;
+    }
+    REQUIRE(needed.has_value());
+    REQUIRE(m_.counts().available() == before.available() - *needed);
+    copies += step->copies().size();
+    for (const auto& c : step->copies()) {
+      note(c.source);
+      note(c.destination);
+    }
+    overlapped += !flights_.empty();
+    flight f;
+    for (std::size_t i = 0; i < wants.size(); ++i) {
+      sequence& s = live_[chosen[i]];
+      flight_row row{s.id, static_cast<std::uint32_t>(s.content.size()), wants[i].tokens, {}};
+      for (std::uint32_t t = 0; t < wants[i].tokens; ++t)
+        append(s, s.content.size() < s.prompt.size() ? s.prompt[s.content.size()] : token());
+      row.values = s.values;
+      ++s.open_steps;
+      f.rows.push_back(std::move(row));
+      note_table(s.id);
+    }
+    f.step = std::move(*step);
+    if (load_.check) check_batch(f);
+    flights_.push_back(std::move(f));
+  }
+
+  void check_batch(const flight& f) {
+    for (std::uint32_t g = 0; g < group_count(); ++g) {
+      const kvcache::batch_view batch = f.step.batch(g);
+      const kvcache::block_tables padded = f.step.padded(g);
+      REQUIRE(batch.rows() == f.rows.size());
+      std::vector<kvcache::slot_id> slots(batch.slots.begin(), batch.slots.end());
+      std::size_t at = 0;
+      for (std::uint32_t r = 0; r < batch.rows(); ++r) {
+        REQUIRE(batch.query_offsets[r] == at);
+        REQUIRE(batch.kv_lengths[r] == f.rows[r].values.size());
+        const auto row = batch.tables.row(r);
+        const auto whole = *m_.table(f.rows[r].id, g);
+        REQUIRE(row.size() == (batch.kv_lengths[r] + size_of(g) - 1) / size_of(g));
+        REQUIRE(std::equal(row.begin(), row.end(), whole.begin()));
+        REQUIRE(std::equal(row.begin(), row.end(), padded.row(r).begin()));
+        for (std::uint32_t t = 0; t < f.rows[r].tokens; ++t) {
+          const std::uint32_t position = f.rows[r].start + t;
+          REQUIRE(slots[at++] == kvcache::make_slot(row[position / size_of(g)], position % size_of(g), size_of(g)));
+        }
+      }
+      REQUIRE(at == slots.size());
+      // Nobody writes where another writes, or where another's valid tokens lie.
+      std::sort(slots.begin(), slots.end());
+      REQUIRE(std::adjacent_find(slots.begin(), slots.end()) == slots.end());
+      for (const auto slot : slots) REQUIRE(m_.ref_count(static_cast<kvcache::block_id>(slot / size_of(g))) == 1);
+    }
+  }
+
+  // Copies, writes and reads of all steps up to `last`, in their order.
+  void execute(std::size_t last) {
+    if (!load_.check) return;
+    for (std::size_t i = 0; i <= last; ++i) {
+      flight& f = flights_[i];
+      if (std::exchange(f.executed, true)) continue;
+      for (const kvcache::block_copy& c : f.step.copies())
+        std::copy_n(cells_[c.source].begin(), c.tokens, cells_[c.destination].begin());
+      for (std::uint32_t g = 0; g < group_count(); ++g) {
+        const kvcache::batch_view batch = f.step.batch(g);
+        for (std::size_t r = 0; r < f.rows.size(); ++r)
+          for (std::uint32_t t = 0; t < f.rows[r].tokens; ++t) {
+            const auto slot = static_cast<std::uint64_t>(batch.slots[batch.query_offsets[r] + t]);
+            cells_[slot / size_of(g)][slot % size_of(g)] = f.rows[r].values[f.rows[r].start + t];
+          }
+        for (std::uint32_t r = 0; r < f.rows.size(); ++r) {
+          const auto row = batch.tables.row(r);
+          for (std::size_t p = 0; p < f.rows[r].values.size(); ++p)
+            if (cells_[row[p / size_of(g)]][p % size_of(g)] != f.rows[r].values[p]) {
+              CAPTURE(g, r, p, row[p / size_of(g)]);
+              FAIL("a step reads bytes that are not its sequence's");
+            }
+        }
+      }
+    }
+  }
+
+  void accepted(const flight& f, std::span<const std::uint32_t> counts) {
+    for (std::size_t r = 0; r < f.rows.size(); ++r) {
+      sequence* s = find(f.rows[r].id);
+      if (s == nullptr) continue;
+      const std::uint32_t count = counts.empty() ? f.rows[r].tokens : counts[r];
+      s->accepted = f.rows[r].start + count;
+      --s->open_steps;
+      if (count < f.rows[r].tokens) cut(*s, s->accepted);
+    }
+  }
+
+  void accept() {
+    std::size_t i = 0;
+    while (i < flights_.size() && flights_[i].step.accepted()) ++i;
+    if (i == flights_.size()) return begin();
+    if (i + 1 < flights_.size() && pick(4) == 0)
+      REQUIRE(flights_.back().step.accept().error().code == kvcache::errc::step_order);
+    flight& f = flights_[i];
+    if (pick(2) == 0) {
+      REQUIRE(f.step.accept().has_value());
+      accepted(f, {});
+      return;
+    }
+    std::vector<std::uint32_t> counts;
+    bool relied_on = false;
+    for (const flight_row& row : f.rows) {
+      counts.push_back(row.tokens - (pick(2) == 0 ? pick(row.tokens + 1) : 0));
+      const sequence* s = find(row.id);
+      relied_on = relied_on || (s != nullptr && counts.back() < row.tokens && s->open_steps > 1);
+    }
+    execute(i);
+    const auto result = f.step.accept(counts);
+    note(result.has_value());
+    REQUIRE(result.has_value() == !relied_on);
+    if (!result) {
+      REQUIRE(result.error().code == kvcache::errc::step_order);
+      return;
+    }
+    ++shortened;
+    accepted(f, counts);
+  }
+
+  void retire() {
+    std::size_t ready = 0;
+    while (ready < flights_.size() && flights_[ready].step.accepted()) ++ready;
+    if (ready < flights_.size() && pick(4) == 0)
+      REQUIRE(m_.retire(flights_.back().step).error().code == kvcache::errc::step_order);
+    if (ready == 0) return;
+    const std::size_t count = pick(static_cast<std::uint32_t>(ready)) + 1;
+    execute(count - 1);
+    if (count == ready && pick(2) == 0)
+      m_.retire_accepted();
+    else
+      REQUIRE(m_.retire(flights_[count - 1].step).has_value());
+    for (std::size_t i = 0; i < count; ++i) {
+      REQUIRE_FALSE(flights_.front().step.open());
+      flights_.pop_front();
+    }
+  }
+
+  void drop() {
+    std::size_t first = 0;
+    while (first < flights_.size() && flights_[first].step.accepted()) ++first;
+    if (first == flights_.size()) return;
+    first += pick(static_cast<std::uint32_t>(flights_.size() - first));
+    flights_[first].step.drop();
+    for (; flights_.size() > first; flights_.pop_back()) {
+      ++dropped;
+      for (auto row = flights_.back().rows.rbegin(); row != flights_.back().rows.rend(); ++row)
+        if (sequence* s = find(row->id); s != nullptr) {
+          cut(*s, row->start);
+          --s->open_steps;
+        }
+    }
+  }
+
+  void commit() {
+    if (live_.empty()) return;
+    sequence& s = live_[pick_sequence()];
+    if (pick(8) == 0) {
+      const std::vector<std::int32_t> beyond(s.accepted - s.committed + 1);
+      REQUIRE(m_.commit(s.id, beyond).error().code == kvcache::errc::beyond_length);
+    }
+    const std::uint32_t n = pick(3) == 0 ? pick(s.accepted - s.committed + 1) : s.accepted - s.committed;
+    const kvcache::content_view content(s.content.data() + s.committed, n);
+    std::vector<std::vector<kvcache::block_id>> before;
+    for (std::uint32_t g = 0; g < group_count(); ++g) {
+      const auto table = *m_.table(s.id, g);
+      before.emplace_back(table.begin(), table.end());
+    }
+    REQUIRE(m_.commit(s.id, content).has_value());
+    s.committed += n;
+    note_table(s.id);
+    for (std::uint32_t g = 0; g < group_count(); ++g) {
+      const auto table = *m_.table(s.id, g);
+      for (std::size_t i = 0; i < s.committed / size_of(g); ++i) {
+        duplicates += table[i] != before[g][i];
+        REQUIRE(m_.cached(table[i]));
+        const std::size_t end = (i + 1) * size_of(g);
+        keys_[table[i]] = {g, end, s.values[end - 1], i == 0 ? 0 : s.values[i * size_of(g) - 1]};
+      }
+    }
+  }
+
+  void fork() {
+    if (live_.empty()) return;
+    if (live_.size() >= load_.most_sequences) return close(pick_sequence());
+    const sequence& from = live_[pick_sequence()];
+    const std::uint32_t tokens = pick(2) == 0 ? from.accepted : pick(from.accepted + 1);
+    const auto id = m_.fork(from.id, tokens);
+    REQUIRE(id.has_value() == (from.open_steps == 0));
+    if (!id) return;
+    note(id->index);
+    sequence to = from;
+    to.id = *id;
+    cut(to, tokens);
+    to.accepted = tokens;
+    to.committed = std::min(to.committed, tokens);
+    live_.push_back(std::move(to));
+  }
+
+  void truncate() {
+    if (live_.empty()) return;
+    sequence& s = live_[pick_sequence()];
+    const std::uint32_t tokens = pick(2) == 0 ? s.accepted - std::min(s.accepted, pick(4)) : pick(s.accepted + 1);
+    const auto result = m_.truncate(s.id, tokens);
+    REQUIRE(result.has_value() == (s.open_steps == 0));
+    if (!result) return;
+    cut(s, tokens);
+    s.accepted = tokens;
+    s.committed = std::min(s.committed, tokens);
+  }
+
+  void close(std::size_t i) {
+    if (i >= live_.size()) return;
+    REQUIRE(m_.close(live_[i].id).has_value());
+    closed_ = live_[i].id;
+    live_.erase(live_.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+
+  void close_stale() {
+    const auto before = m_.counts();
+    REQUIRE(m_.close(closed_).error().code == kvcache::errc::stale_id);
+    REQUIRE(m_.counts() == before);
+  }
+
+  void look() {
+    const auto content = some_prompt();
+    const std::size_t keys = pick(static_cast<std::uint32_t>(key_sets_.size()));
+    const auto found = m_.probe(content, key_sets_[keys]);
+    note(found.tokens);
+    if (load_.check) REQUIRE(found.tokens == longest(content, keys, content.size()));
+  }
+
+  // R9, R3 and everything else that has to hold between any two calls.
+  void check() {
+    const kvcache::block_counts counts = m_.counts();
+    note(counts.free);
+    note(counts.evictable);
+    note(counts.held);
+    if (!load_.check) return;
+    REQUIRE(counts.capacity() == m_.capacity());
+    std::vector<std::uint32_t> references(m_.capacity() + 1);
+    for (const sequence& s : live_) {
+      REQUIRE(*m_.length(s.id) == s.accepted);
+      REQUIRE(*m_.committed(s.id) == s.committed);
+      for (std::uint32_t g = 0; g < group_count(); ++g) {
+        const auto table = *m_.table(s.id, g);
+        REQUIRE(table.size() * size_of(g) >= s.content.size());
+        for (const kvcache::block_id b : table) ++references[b];
+        for (std::size_t i = 0; i < s.committed / size_of(g); ++i) REQUIRE(m_.cached(table[i]));
+      }
+    }
+    REQUIRE(references[kvcache::null_block] == 0);
+    kvcache::block_counts seen;
+    std::set<std::tuple<std::uint32_t, std::size_t, std::uint64_t>> cached;
+    for (kvcache::block_id b = 1; b <= m_.capacity(); ++b) {
+      REQUIRE(m_.ref_count(b) == references[b]);
+      const kvcache::block_state state = m_.state(b);
+      REQUIRE((state == kvcache::block_state::referenced) == (references[b] != 0));
+      if (state == kvcache::block_state::free) REQUIRE_FALSE(m_.cached(b));
+      if (state == kvcache::block_state::evictable) REQUIRE(m_.cached(b));
+      seen.free += state == kvcache::block_state::free;
+      seen.evictable += state == kvcache::block_state::evictable;
+      seen.referenced += state == kvcache::block_state::referenced;
+      seen.held += state == kvcache::block_state::held;
+      // R7: nothing is cached twice.
+      if (m_.cached(b)) REQUIRE(cached.insert({keys_[b].group, keys_[b].end, keys_[b].value}).second);
+    }
+    REQUIRE(seen == counts);
+    // R7: no cached block lacks the one before it.
+    for (kvcache::block_id b = 1; b <= m_.capacity(); ++b)
+      if (m_.cached(b) && keys_[b].parent != 0)
+        REQUIRE(cached.contains({keys_[b].group, keys_[b].end - size_of(keys_[b].group), keys_[b].parent}));
+    // Nothing that a step in flight may touch is available.
+    for (const flight& f : flights_)
+      for (std::uint32_t g = 0; g < group_count(); ++g) {
+        const auto busy = [&](kvcache::block_id b) {
+          const auto state = m_.state(b);
+          return state == kvcache::block_state::referenced || state == kvcache::block_state::held;
+        };
+        for (std::uint32_t r = 0; r < f.rows.size(); ++r)
+          for (const kvcache::block_id b : f.step.batch(g).tables.row(r)) REQUIRE(busy(b));
+        for (const auto& c : f.step.copies()) REQUIRE(busy(c.source));
+      }
+  }
+
+  random_load load_;
+  Manager m_;
+  std::uint64_t random_;
+  std::vector<std::vector<std::uint64_t>> cells_;
+  std::vector<key> keys_;
+  std::array<std::vector<std::int32_t>, 5> prompts_;
+  const std::vector<std::vector<kvcache::extra_key>> key_sets_{
+      {}, {{kvcache::key_kind::salt, "a"}}, {{kvcache::key_kind::adapter, "a"}, {kvcache::key_kind::salt, "b"}}};
+  std::vector<sequence> live_;
+  std::deque<flight> flights_;
+  kvcache::sequence_id closed_;
+  std::vector<std::uint64_t> log_;
+};
+
+}  // namespace kvcache_test
