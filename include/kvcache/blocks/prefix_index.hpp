@@ -24,8 +24,8 @@ namespace kvcache {
 /// make two contents one. The block before a cached block is cached as long as it is.
 ///
 /// Blocks that someone holds, or that a step may touch, are `active`; the index counts active children, so that its
-/// owner knows which unreferenced blocks can go. 48 bytes a block, 8 a cached token, both growing with use but for the
-/// blocks' own array. One thread at a time; calls of const members may overlap each other.
+/// owner knows which unreferenced blocks can go. 48 bytes a block from the start, 8 a cached token and 16 a cached
+/// block as they come. One thread at a time; calls of const members may overlap each other.
 class prefix_index {
  public:
   using key_set = detail::key_sets::index;

@@ -3,6 +3,7 @@
 
 #include <kvcache/blocks/block_keeper.hpp>
 #include <kvcache/blocks/block_table.hpp>
+#include <kvcache/blocks/grow.hpp>
 #include <kvcache/blocks/requests.hpp>
 #include <kvcache/error.hpp>
 #include <kvcache/types.hpp>
@@ -70,6 +71,7 @@ class sequence_keeper {
     // Every hit first: an allocation may evict, and must not evict what was found.
     for (std::uint32_t g = 0; g < groups().size(); ++g) {
       std::vector<block_id>& table = s.tables[g];
+      grow(table, chains_[g].blocks);
       table.resize(chains_[g].blocks);
       block_id b = chains_[g].last;
       for (std::size_t i = table.size(); i-- > 0; b = index().parent(b)) table[i] = b;
@@ -97,6 +99,7 @@ class sequence_keeper {
     sequence_state& to = *states_.find(id);
     for (std::uint32_t g = 0; g < groups().size(); ++g) {
       const auto shared = static_cast<std::ptrdiff_t>(groups().blocks_for(g, tokens));
+      grow(to.tables[g], static_cast<std::size_t>(shared));
       to.tables[g].assign(from.tables[g].begin(), from.tables[g].begin() + shared);
       for (const block_id block : to.tables[g]) blocks_.add_holder(block);
     }
@@ -232,11 +235,15 @@ class sequence_keeper {
       const block_id cut = from.tables[group][start / block_size];
       to.unkeyed = !index().contains(cut);
       const content_view content = to.unkeyed ? content_view{} : index().content(cut, size);
+      grow(to.tail, content.size());
       to.tail.resize(content.size());
       for (std::size_t i = 0; i < content.size(); ++i) to.tail[i] = content[i];
     } else {
       const std::uint32_t skip = start - from.tail_start;
-      if (&from != &to) to.tail.resize(size);
+      if (&from != &to) {
+        grow(to.tail, size);
+        to.tail.resize(size);
+      }
       for (std::uint32_t i = 0; i < size; ++i) to.tail[i] = from.tail[skip + i];
       to.tail.resize(size);
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <kvcache/blocks/grow.hpp>
 #include <kvcache/error.hpp>
 #include <kvcache/transfer.hpp>
 #include <kvcache/types.hpp>
@@ -113,6 +114,7 @@ class [[nodiscard]] step {
     for (std::size_t r = 0; r < rows; ++r)
       if (g.offsets[r + 1] - g.offsets[r] > columns) columns = g.offsets[r + 1] - g.offsets[r];
     if (g.padded.empty() && rows * columns != 0) {
+      detail::grow(g.padded, rows * columns);
       g.padded.assign(rows * columns, null_block);
       for (std::size_t r = 0; r < rows; ++r)
         for (std::uint32_t i = g.offsets[r]; i < g.offsets[r + 1]; ++i)

@@ -3,6 +3,7 @@
 
 #include <kvcache/blocks/block_keeper.hpp>
 #include <kvcache/blocks/block_table.hpp>
+#include <kvcache/blocks/grow.hpp>
 #include <kvcache/blocks/requests.hpp>
 #include <kvcache/blocks/sequence_keeper.hpp>
 #include <kvcache/blocks/step.hpp>
@@ -214,11 +215,13 @@ class step_keeper final : public step_owner {
     }
     for (std::uint32_t g = 0; g < groups().size(); ++g) {
       step_record::group_arrays& arrays = r.groups[g];
+      grow(arrays.slots, r.query_offsets.back());
       arrays.slots.resize(r.query_offsets.back());
       arrays.offsets.push_back(0);
       for (std::size_t i = 0; i < r.rows.size(); ++i) {
         const std::vector<block_id>& table = sequences_.find(r.rows[i].sequence)->tables[g];
         const auto used = static_cast<std::ptrdiff_t>(groups().blocks_for(g, r.kv_lengths[i]));
+        grow(arrays.blocks, arrays.blocks.size() + static_cast<std::size_t>(used));
         arrays.blocks.insert(arrays.blocks.end(), table.begin(), table.begin() + used);
         arrays.offsets.push_back(static_cast<std::uint32_t>(arrays.blocks.size()));
         map_slots(table, arrays.block_size, r.rows[i].start,
