@@ -45,7 +45,7 @@ class block_manager {
   using eviction_type = std::conditional_t<eviction_policy<Eviction>, Eviction, lru>;
 
   /// As `tokens` of fork: all of them.
-  static constexpr std::uint32_t all_tokens = std::numeric_limits<std::uint32_t>::max();
+  static constexpr std::uint32_t all_tokens = (std::numeric_limits<std::uint32_t>::max)();
 
   /// Raises invalid_argument where blocks is 0 or more than max_blocks, a block size is 0, or hash_bits more than 64.
   /// O(blocks).

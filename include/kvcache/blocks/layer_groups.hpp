@@ -19,7 +19,7 @@ struct layer_group {
 };
 
 /// Most tokens that a sequence can have: lengths are 32 bit.
-inline constexpr std::uint64_t max_length = std::numeric_limits<std::uint32_t>::max();
+inline constexpr std::uint64_t max_length = (std::numeric_limits<std::uint32_t>::max)();
 
 /// The layer groups of a pool, checked. A prefix counts as cached where every group has it, so its length is a
 /// multiple of what all block sizes divide.
