@@ -36,6 +36,8 @@ foreach(name IN LISTS names)
   endforeach()
   string(REPLACE "[" "\\[" spec "${spec}")
   string(REPLACE "]" "\\]" spec "${spec}")
+  # Not an option, not an exclusion.
+  string(REGEX REPLACE "^([-~])" "\\\\\\1" spec "${spec}")
   string(APPEND script
          "add_test([====[${name}]====] [====[${executable}]====] [====[${spec}]====] ${strict})\n"
          "set_tests_properties([====[${name}]====] PROPERTIES LABELS [====[${labels}]====]"

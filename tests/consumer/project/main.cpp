@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A user's program of two translation units; both include the library. Ends with 0 when the version is the one given.
-#include <kvcache/geometry.hpp>
-#include <kvcache/version.hpp>
+#include <kvcache/attention/cpu/cpu.hpp>
+#include <kvcache/kvcache.hpp>
 
 #include <cstdio>
 #include <string>

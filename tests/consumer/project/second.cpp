@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The second translation unit: the headers define nothing twice.
-#include <kvcache/geometry.hpp>
-#include <kvcache/version.hpp>
+#include <kvcache/attention/cpu/cpu.hpp>
+#include <kvcache/kvcache.hpp>
 
 #include <string>
 
