@@ -9,6 +9,9 @@
 #include <cstdint>
 #include <type_traits>
 
+// clang-format 14 cannot lay out `noexcept ->` in a requirement.
+// clang-format off
+
 namespace kvcache {
 
 /// An order over the evictable blocks of a pool. It sees ids only; the block manager tells it when a block becomes
@@ -49,6 +52,8 @@ concept kv_layout = requires(std::uint32_t block_size, std::uint32_t heads, std:
   { L::template strides<bf16>(block_size, heads, head_dim) } noexcept -> std::same_as<plane_strides>;
 };
 
+// clang-format on
+
 /// What a variant of attention does beyond the plain softmax. Chosen at compile time, so that what is not used
 /// costs nothing; the values that go with it (window, slopes, ...) come at run time.
 struct variant_features {
@@ -73,7 +78,8 @@ template <class D>
 concept kv_dtype_policy = requires {
   typename D::k;
   typename D::v;
-} && element<typename D::k> && element<typename D::v>;
+}
+&&element<typename D::k>&& element<typename D::v>;
 
 /// Threads that the engine lends. `run(f)` calls f(ith, threads()) once for each ith in [0, threads()), possibly at
 /// the same time, and returns when all have returned.

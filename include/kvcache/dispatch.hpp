@@ -66,8 +66,8 @@ struct dtype_of {
     } else {
       std::string offered;
       ((offered += std::string(offered.empty() ? "" : ", ") + dtype_traits<Types>::name), ...);
-      detail::raise<invalid_argument>(std::string("dispatch: dtype ") + name(id) + " is not compiled in; choose one of " +
-                                      offered + " or add it to the dispatch");
+      detail::raise<invalid_argument>(std::string("dispatch: dtype ") + name(id) +
+                                      " is not compiled in; choose one of " + offered + " or add it to the dispatch");
     }
   }
 };

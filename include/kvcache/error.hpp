@@ -14,13 +14,13 @@ namespace kvcache {
 
 /// Outcomes that a caller handles. A call that fails with one of these has changed nothing.
 enum class errc : std::uint8_t {
-  out_of_blocks,   ///< value: blocks needed, limit: blocks available
-  exceeds_pool,    ///< value: blocks needed, limit: blocks in the pool; waiting cannot help
-  stale_id,        ///< value: index of a sequence or step that was closed, limit: its generation now
-  beyond_length,   ///< value: position asked for, limit: tokens there
-  step_order,      ///< value: number of the step, limit: number of the step that has to come first
-  duplicate_id,    ///< value: index of a sequence named twice in one call, limit: times allowed
-  empty_content,   ///< value: tokens given, limit: tokens needed at least
+  out_of_blocks,  ///< value: blocks needed, limit: blocks available
+  exceeds_pool,   ///< value: blocks needed, limit: blocks in the pool; waiting cannot help
+  stale_id,       ///< value: index of a sequence or step that was closed, limit: its generation now
+  beyond_length,  ///< value: position asked for, limit: tokens there
+  step_order,     ///< value: number of the step, limit: number of the step that has to come first
+  duplicate_id,   ///< value: index of a sequence named twice in one call, limit: times allowed
+  empty_content,  ///< value: tokens given, limit: tokens needed at least
 };
 
 /// Short name of an outcome, for logs and statistics.
@@ -61,12 +61,10 @@ struct failure {
       return "stale id: index " + value + " is closed (generation now " + limit + "); drop the id when you close it";
     case errc::beyond_length:
       return "beyond the length: " + value + " asked for, " + limit + " there; accept the tokens first";
-    case errc::step_order:
-      return "step " + value + " out of order: step " + limit + " has to end first";
+    case errc::step_order: return "step " + value + " out of order: step " + limit + " has to end first";
     case errc::duplicate_id:
       return "sequence " + value + " named more than " + limit + " time in one call; merge its entries";
-    case errc::empty_content:
-      return "empty content: " + value + " tokens given, at least " + limit + " needed";
+    case errc::empty_content: return "empty content: " + value + " tokens given, at least " + limit + " needed";
   }
   return "unknown failure";
 }

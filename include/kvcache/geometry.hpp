@@ -30,7 +30,8 @@ struct kv_format {
 /// Raises invalid_argument where a shape can hold nothing, naming the value and the limit.
 inline void validate(const geometry& g) {
   const auto refuse = [](const char* what) {
-    detail::raise<invalid_argument>(std::string("geometry: ") + what + " is 0, at least 1 needed; set it from the model");
+    detail::raise<invalid_argument>(std::string("geometry: ") + what +
+                                    " is 0, at least 1 needed; set it from the model");
   };
   if (g.layers == 0) refuse("layers");
   if (g.kv_heads == 0) refuse("kv_heads");

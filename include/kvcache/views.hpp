@@ -50,11 +50,13 @@ class content_view {
   constexpr content_view(std::span<const std::int32_t> ids) noexcept : content_view(ids.data(), ids.size()) {}
   constexpr content_view(std::span<const content_unit> units) noexcept : content_view(units.data(), units.size()) {}
   /// Any contiguous container of the two.
+  // clang-format off
   template <class Container>
     requires(!std::same_as<std::remove_cvref_t<Container>, content_view>) &&
             (std::convertible_to<const Container&, std::span<const std::int32_t>> ||
              std::convertible_to<const Container&, std::span<const content_unit>>)
   constexpr content_view(const Container& c) noexcept : content_view(c.data(), c.size()) {}
+  // clang-format on
 
   [[nodiscard]] constexpr std::size_t size() const noexcept { return size_; }
   [[nodiscard]] constexpr bool empty() const noexcept { return size_ == 0; }
