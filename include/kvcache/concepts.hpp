@@ -76,10 +76,9 @@ concept attention_variant = requires {
 /// The dtype policy: `k` and `v` are element types.
 template <class D>
 concept kv_dtype_policy = requires {
-  typename D::k;
-  typename D::v;
-}
-&&element<typename D::k>&& element<typename D::v>;
+  requires element<typename D::k>;
+  requires element<typename D::v>;
+};
 
 /// Threads that the engine lends. `run(f)` calls f(ith, threads()) once for each ith in [0, threads()), possibly at
 /// the same time, and returns when all have returned.
