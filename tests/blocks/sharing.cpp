@@ -341,3 +341,48 @@ TEST_CASE("Commit beyond what was accepted is refused and changes nothing") {
   REQUIRE(m.commit(a, words(1, 4, 5)).has_value());
   CHECK(m.probe(content).tokens == 8);
 }
+
+TEST_CASE("R4 an unreferenced block is not available while a cached successor of it is in use") {
+  manager m({.blocks = 6, .block_size = 4});
+  const text first = words(1, 4);
+  close(m, prompt(m, first).sequence);
+  REQUIRE(m.state(1) == block_state::evictable);
+  // The same content again without a hit (R1), in block 2; its fork keeps that block when A's gives way to block 1.
+  const auto a = m.open({.content = first})->sequence;
+  compute(m, a, 8);
+  CHECK(table(m, a) == ids{2, 3});
+  const auto b = m.fork(a).value();
+  REQUIRE(m.commit(a, first + words(2, 4)).has_value());
+  CHECK(table(m, a) == ids{1, 3});
+  CHECK(table(m, b) == ids{2, 3});
+  close(m, a);
+  CHECK(m.state(1) == block_state::held);
+  CHECK(m.counts() == block_counts{.free = 3, .referenced = 2, .held = 1});
+  SECTION("it goes when the successor does") {
+    close(m, b);
+    CHECK(m.counts() == block_counts{.free = 4, .evictable = 2});
+    CHECK(drain(m) == ids{2, 4, 5, 6, 3, 1});
+  }
+  SECTION("it can be opened") {
+    const text longer = first + words(3, 1);
+    const auto c = m.open({.content = longer})->sequence;
+    CHECK(m.state(1) == block_state::referenced);
+    close(m, b);
+    CHECK(m.state(3) == block_state::evictable);
+    close(m, c);
+    CHECK(m.counts().evictable == 2);
+  }
+  SECTION("the successor's holder copies rather than set it free by overwriting") {
+    REQUIRE(m.truncate(b, 6).has_value());
+    const want w{b, 1};
+    CHECK(m.blocks_needed({&w, 1}).value() == 1);
+    compute(m, b, 1);
+    CHECK(m.counts() == block_counts{.free = 2, .evictable = 2, .referenced = 2});
+    CHECK(m.probe(first + words(2, 4)).tokens == 8);
+  }
+  SECTION("its other copy, committed late, gives way to it") {
+    REQUIRE(m.commit(b, first + words(2, 4)).has_value());
+    CHECK(table(m, b) == ids{1, 3});
+    CHECK(m.counts() == block_counts{.free = 4, .referenced = 2});
+  }
+}

@@ -452,3 +452,25 @@ TEST_CASE("Steps: a handle moves, and an accepted step outlives it") {
   CHECK_FALSE(second->open());
   CHECK(m.counts().free == 4);
 }
+
+TEST_CASE("Steps: a held block that was opened again and released in a later step is held until that one retires") {
+  manager m({.blocks = 6, .block_size = 4});
+  const text content = words(1, 4);
+  const text longer = words(1, 5);
+  const auto a = prompt(m, content).sequence;
+  const want wa{a, 0};
+  auto one = m.begin({&wa, 1});
+  close(m, a);
+  CHECK(m.state(1) == block_state::held);
+  const auto b = m.open({.content = longer})->sequence;
+  CHECK(m.state(1) == block_state::referenced);
+  const want wb{b, 0};
+  auto two = m.begin({&wb, 1});
+  close(m, b);
+  REQUIRE(one->accept().has_value());
+  REQUIRE(m.retire(*one).has_value());
+  CHECK(m.state(1) == block_state::held);
+  REQUIRE(two->accept().has_value());
+  REQUIRE(m.retire(*two).has_value());
+  CHECK(m.state(1) == block_state::evictable);
+}

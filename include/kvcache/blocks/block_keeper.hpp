@@ -26,7 +26,8 @@ class block_keeper {
         index(options.blocks, groups, options.hash_bits),
         steps(groups),
         uses(std::size_t{options.blocks} + 1),
-        policy_(options.blocks) {}
+        policy_(options.blocks),
+        places_(std::size_t{options.blocks} + 1) {}
   // The queue of steps keeps the address of the groups.
   block_keeper(const block_keeper&) = delete;
   block_keeper& operator=(const block_keeper&) = delete;
@@ -63,11 +64,13 @@ class block_keeper {
   }
 
   void add_holder(block_id block) noexcept {
-    if (pool.state(block) == block_state::evictable) {
+    const block_state state = pool.state(block);
+    if (state == block_state::evictable) {
       policy_.erase(block);
       index.activate(block);
+    } else if (state == block_state::held) {
+      places_[block].place = 0;
     }
-    uses[block].held_at = 0;
     pool.add_reference(block);
   }
 
@@ -83,7 +86,7 @@ class block_keeper {
       return;
     }
     step_record& r = steps.at(use.newest());
-    hold(r.held, r.number, uses, block, r.held_batch != batches_);
+    hold(r.held, r.number, places_, block, r.held_batch != batches_);
     r.held_batch = batches_;
   }
 
@@ -106,7 +109,7 @@ class block_keeper {
 
   /// The blocks of a step that ended go back batch by batch, as they would have when they were let go.
   void release_held(step_record& ended) noexcept {
-    take_held(ended.held, ended.number, uses, [&](block_id block, bool first) {
+    take_held(ended.held, ended.number, places_, [&](block_id block, bool first) {
       if (first) flush();
       settle(block);
     });
@@ -115,14 +118,14 @@ class block_keeper {
 
   /// The blocks of a step that was dropped wait for the step before it: that one may use them too.
   void pass_held(step_record& dropped, step_record& before) noexcept {
-    take_held(dropped.held, dropped.number, uses,
-              [&](block_id block, bool first) { hold(before.held, before.number, uses, block, first); });
+    take_held(dropped.held, dropped.number, places_,
+              [&](block_id block, bool first) { hold(before.held, before.number, places_, block, first); });
   }
 
  private:
   /// Held for the sake of children only, not of a step.
   [[nodiscard]] bool waits_for_children(block_id block) const noexcept {
-    return pool.state(block) == block_state::held && uses[block].held_at == 0;
+    return pool.state(block) == block_state::held && places_[block].place == 0;
   }
 
   /// Where a block goes that nobody holds and no step touches. One with children in use stays `held` until they
@@ -157,6 +160,7 @@ class block_keeper {
   }
 
   Eviction policy_;
+  std::vector<held_place> places_;  // by block
   std::uint64_t batches_ = 0;
   std::vector<block_id> unkeyed_;  // let go, to be free when the batch is whole
 };

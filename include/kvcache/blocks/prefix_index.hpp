@@ -36,6 +36,12 @@ class prefix_index {
     std::uint32_t blocks = 0;
   };
 
+  /// A parent's serial, and the hash of a content after it.
+  struct identity {
+    serial parent = 0;
+    std::uint32_t hash = 0;
+  };
+
   /// For blocks 1 to `highest`. Hashes are cut to `hash_bits`; raises invalid_argument for more than 64. O(blocks).
   prefix_index(block_id highest, const layer_groups& groups, unsigned hash_bits)
       : nodes_(std::size_t{highest} + 1),
@@ -48,9 +54,17 @@ class prefix_index {
   /// 0 where the block is not cached.
   [[nodiscard]] serial serial_of(block_id block) const noexcept { return nodes_[block].own; }
 
-  /// The block that holds `content` after a parent with serial `parent`, or the null block. O(content).
-  [[nodiscard]] block_id find(serial parent, content_view content) const noexcept {
-    return find(parent, content, hash(parent, content));
+  /// What narrows the search for `content` after a parent with serial `parent`. O(content).
+  [[nodiscard]] identity identify(serial parent, content_view content) const noexcept {
+    const std::uint64_t hash = detail::mix(detail::content_hash(content) ^ detail::mix(parent));
+    return {parent, static_cast<std::uint32_t>(hash) & hash_mask_};
+  }
+  /// The block that holds `content` after the parent of `id`, or the null block. O(content).
+  [[nodiscard]] block_id find(const identity& id, content_view content) const noexcept {
+    return table_.find(id.hash, [&](block_id block) {
+      return nodes_[block].parent_serial == id.parent &&
+             detail::equal(contents_.get(block, static_cast<std::uint32_t>(content.size())), content);
+    });
   }
 
   /// The longest cached chain that `content` begins with, at most `limit` blocks. O(content).
@@ -59,7 +73,8 @@ class prefix_index {
     chain found;
     serial parent = sets_.serial_of(keys, group);
     for (; found.blocks < limit; ++found.blocks) {
-      const block_id next = find(parent, content.sub(std::size_t{found.blocks} * block_size, block_size));
+      const content_view part = content.sub(std::size_t{found.blocks} * block_size, block_size);
+      const block_id next = find(identify(parent, part), part);
       if (next == null_block) break;
       found.last = next;
       parent = nodes_[next].own;
@@ -67,16 +82,16 @@ class prefix_index {
     return found;
   }
 
-  /// Caches a block, active, as the first one under `keys` and `group`. Preconditions: not cached; its identity not
-  /// either. O(content).
-  void insert_first(block_id block, key_set keys, std::uint32_t group, content_view content) noexcept {
+  /// Caches a block, active, as the first one under `keys`. Preconditions: not cached; `id` is that of its content
+  /// after the serial of the keys, and not cached either. O(content).
+  void insert_first(block_id block, key_set keys, const identity& id, content_view content) noexcept {
     sets_.add_user(keys);
-    insert(block, sets_.serial_of(keys, group), content);
+    insert(block, id, content);
     nodes_[block].parent = tail_bit | keys;
   }
   /// Caches a block, active, as the one after `parent`. Preconditions as above; the parent is cached. O(content).
-  void insert_after(block_id block, block_id parent, content_view content) noexcept {
-    insert(block, nodes_[parent].own, content);
+  void insert_after(block_id block, block_id parent, const identity& id, content_view content) noexcept {
+    insert(block, id, content);
     node& n = nodes_[block];
     node& p = nodes_[parent];
     n.parent = parent;
@@ -153,21 +168,12 @@ class prefix_index {
           " hash bits, at most 64 possible; leave the default unless collisions are wanted");
     return hash_bits >= 32 ? ~0u : (1u << hash_bits) - 1u;
   }
-  [[nodiscard]] std::uint32_t hash(serial parent, content_view content) const noexcept {
-    return static_cast<std::uint32_t>(detail::mix(detail::content_hash(content) ^ detail::mix(parent))) & hash_mask_;
-  }
-  [[nodiscard]] block_id find(serial parent, content_view content, std::uint32_t hashed) const noexcept {
-    return table_.find(hashed, [&](block_id block) {
-      return nodes_[block].parent_serial == parent &&
-             detail::equal(contents_.get(block, static_cast<std::uint32_t>(content.size())), content);
-    });
-  }
-  void insert(block_id block, serial parent, content_view content) noexcept {
+  void insert(block_id block, const identity& id, content_view content) noexcept {
     node& n = nodes_[block];
     n = {};
     n.own = next_serial_++;
-    n.parent_serial = parent;
-    n.hash = hash(parent, content);
+    n.parent_serial = id.parent;
+    n.hash = id.hash;
     contents_.put(block, content);
     table_.insert(n.hash, block);
   }

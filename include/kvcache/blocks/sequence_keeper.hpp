@@ -38,7 +38,7 @@ class sequence_keeper {
     a.capacity = pool.capacity();
     const std::uint64_t size = request.content.size();
     const std::uint64_t tokens = size > request.reserve ? size : request.reserve;
-    a.total_blocks = tokens > max_length ? std::numeric_limits<std::uint64_t>::max() : groups().blocks_for(tokens);
+    a.total_blocks = tokens > max_length ? (std::numeric_limits<std::uint64_t>::max)() : groups().blocks_for(tokens);
     a.reused_tokens = size == 0 || size > max_length
                           ? look_up(prefix_index::no_keys(), {}, 0)
                           : look_up(index().find_keys(request.keys), request.content, request.content.size() - 1);
@@ -139,6 +139,11 @@ class sequence_keeper {
       s->committed += static_cast<std::uint32_t>(tokens.size());
       return {};
     }
+    const std::uint32_t start = s->committed;
+    // Blocks that began before need what is known of them and what comes now in one piece.
+    const std::size_t most = groups().largest() - 1;
+    const std::size_t joined = s->tail.empty() ? 0 : tokens.size() < most ? tokens.size() : most;
+    for (std::size_t i = 0; i < joined; ++i) s->tail.push_back(tokens[i]);
     blocks_.new_batch();
     for (std::size_t done = 0; done < tokens.size();) {
       // As far as the next block's end in any group.
@@ -147,18 +152,26 @@ class sequence_keeper {
         const std::size_t missing = groups().block_size(g) - s->committed % groups().block_size(g);
         if (missing < count) count = missing;
       }
-      for (std::size_t i = 0; i < count; ++i) s->tail.push_back(tokens[done + i]);
       s->committed += static_cast<std::uint32_t>(count);
       done += count;
       for (std::uint32_t g = 0; g < groups().size(); ++g) {
         const std::uint32_t size = groups().block_size(g);
-        if (s->committed % size == 0) commit_block(*s, g, {s->tail.data() + (s->tail.size() - size), size});
+        if (s->committed % size != 0) continue;
+        const std::uint32_t first = s->committed - size;
+        commit_block(*s, g,
+                     first >= start ? tokens.sub(first - start, size)
+                                    : content_view(s->tail.data() + (first - s->tail_start), size));
       }
-      const std::uint32_t start = tail_start(s->committed);
-      s->tail.erase(s->tail.begin(), s->tail.begin() + (start - s->tail_start));
-      s->tail_start = start;
     }
     blocks_.flush();
+    const std::uint32_t rest = tail_start(s->committed);
+    if (rest >= start) {
+      s->tail.clear();
+      for (std::size_t i = rest - start; i < tokens.size(); ++i) s->tail.push_back(tokens[i]);
+    } else {
+      s->tail.erase(s->tail.begin(), s->tail.begin() + (rest - s->tail_start));
+    }
+    s->tail_start = rest;
     return {};
   }
 
@@ -260,7 +273,8 @@ class sequence_keeper {
     // Only after a broken precondition: the chain ends where a parent was committed with other content.
     if (i != 0 && !index().contains(parent)) return;
     const serial before = i == 0 ? index().root_serial(s.keys, group) : index().serial_of(parent);
-    const block_id cached = index().find(before, content);
+    const prefix_index::identity id = index().identify(before, content);
+    const block_id cached = index().find(id, content);
     if (cached == own) return;
     if (cached != null_block) {
       blocks_.add_holder(cached);
@@ -271,9 +285,9 @@ class sequence_keeper {
     KVCACHE_ASSERT(!index().contains(own), "a shared block was committed before with other content");
     if (index().contains(own)) return;
     if (i == 0)
-      blocks_.index.insert_first(own, s.keys, group, content);
+      blocks_.index.insert_first(own, s.keys, id, content);
     else
-      blocks_.index.insert_after(own, parent, content);
+      blocks_.index.insert_after(own, parent, id, content);
   }
 
   block_keeper<Eviction>& blocks_;

@@ -22,7 +22,7 @@ template <class Eviction>
 class step_keeper final : public step_owner {
  public:
   step_keeper(block_keeper<Eviction>& blocks, sequence_keeper<Eviction>& sequences)
-      : blocks_(blocks), sequences_(sequences) {}
+      : blocks_(blocks), sequences_(sequences), marks_(std::size_t{blocks.pool.capacity()} + 1) {}
 
   result<std::uint64_t> blocks_needed(std::span<const want> wants) const noexcept {
     std::uint64_t needed = 0;
@@ -33,9 +33,7 @@ class step_keeper final : public step_owner {
       s->named = false;
       for (std::uint32_t g = 0; g < groups().size(); ++g) {
         if (s->begun % groups().block_size(g) == 0) continue;
-        block_use& use = blocks_.uses[tail_of(*s, g)];
-        use.copies = 0;
-        use.copier_in_flight = false;
+        marks_[tail_of(*s, g)] = {};
       }
     }
     if (!counted) return counted.error();
@@ -119,6 +117,12 @@ class step_keeper final : public step_owner {
   }
 
  private:
+  // While room for a step is counted: wants that will copy from a block, and whether one of them is in flight.
+  struct tail_mark {
+    std::uint32_t copies = 0;
+    bool copier_in_flight = false;
+  };
+
   [[nodiscard]] const layer_groups& groups() const noexcept { return blocks_.groups; }
   [[nodiscard]] block_id tail_of(const sequence_state& s, std::uint32_t group) const noexcept {
     return s.tables[group][s.begun / groups().block_size(group)];
@@ -126,15 +130,15 @@ class step_keeper final : public step_owner {
 
   /// Whether a sequence may write into its tail block, which holds other content than it will: it is the only holder,
   /// no step in flight of others may touch it, and where it is cached, forgetting it and its successors sets no block
-  /// free that is held for them. `use` counts the wants before that will copy from the block.
-  [[nodiscard]] bool writes_in_place(block_id tail, const block_use& use) const noexcept {
+  /// free that is held for them.
+  [[nodiscard]] bool writes_in_place(block_id tail) const noexcept {
     const prefix_index& index = blocks_.index;
-    if (blocks_.pool.ref_count(tail) - use.copies != 1 || use.copier_in_flight) return false;
-    if (blocks_.steps.in_flight(use.newest())) return false;
+    if (blocks_.pool.ref_count(tail) - marks_[tail].copies != 1 || marks_[tail].copier_in_flight) return false;
+    if (blocks_.steps.in_flight(blocks_.uses[tail].newest())) return false;
     if (!index.contains(tail)) return true;
     const block_id parent = index.parent(tail);
     return index.active_children(tail) == 0 &&
-           (parent == null_block || blocks_.pool.ref_count(parent) != blocks_.uses[parent].copies);
+           (parent == null_block || blocks_.pool.ref_count(parent) != marks_[parent].copies);
   }
 
   /// Adds to `needed` the blocks that the wants take, and leaves in copies_ which tails have to be copied; marks
@@ -160,12 +164,11 @@ class step_keeper final : public step_owner {
         copies_.push_back(false);
         if (w.tokens == 0 || s->begun % groups().block_size(g) == 0) continue;
         const block_id tail = tail_of(*s, g);
-        block_use& use = blocks_.uses[tail];
-        if (writes_in_place(tail, use)) continue;
+        if (writes_in_place(tail)) continue;
         copies_.back() = true;
         ++needed;
-        ++use.copies;
-        use.copier_in_flight = use.copier_in_flight || steps.in_flight(s->last_step);
+        ++marks_[tail].copies;
+        if (steps.in_flight(s->last_step)) marks_[tail].copier_in_flight = true;
       }
     }
     return {};
@@ -272,6 +275,7 @@ class step_keeper final : public step_owner {
 
   block_keeper<Eviction>& blocks_;
   sequence_keeper<Eviction>& sequences_;
+  mutable std::vector<tail_mark> marks_;      // by block, cleared after each count
   mutable std::vector<std::uint8_t> copies_;  // per want and group: count_wants found that the tail has to be copied
 };
 
