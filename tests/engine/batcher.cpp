@@ -250,16 +250,28 @@ TEST_CASE("A prompt whose beginning is cached is computed from there, to the sam
   while (requests[0].prompt[shared] == requests[1].prompt[shared]) ++shared;
   REQUIRE(shared >= 24);
 
-  const auto cache = small.cache(8, 64);
-  const auto first = serve(small, *cache, {requests[0]});
-  const auto second = serve(small, *cache, {requests[1]});
-  CHECK(first[0].reused_tokens == 0);
-  CHECK(second[0].reused_tokens == shared / 8 * 8);
-  CHECK(first[0].tokens == expected[0]);
-  CHECK(second[0].tokens == expected[1]);
-  const auto again = serve(small, *cache, {requests[0]});  // all but the last token may be reused
-  CHECK(again[0].reused_tokens == (requests[0].prompt.size() - 1) / 8 * 8);
-  CHECK(again[0].tokens == expected[0]);
+  for (const std::uint32_t chunk : {5u, 128u}) {
+    INFO("chunks of " << chunk);
+    const auto cache = small.cache(8, 64);
+    const auto first = serve(small, *cache, {requests[0]}, {.chunk = chunk});
+    const auto second = serve(small, *cache, {requests[1]}, {.chunk = chunk});
+    CHECK(first[0].reused_tokens == 0);
+    CHECK(second[0].reused_tokens == shared / 8 * 8);
+    CHECK(first[0].tokens == expected[0]);
+    CHECK(second[0].tokens == expected[1]);
+    const auto again = serve(small, *cache, {requests[0]});  // all but the last token may be reused
+    CHECK(again[0].reused_tokens == (requests[0].prompt.size() - 1) / 8 * 8);
+    CHECK(again[0].tokens == expected[0]);
+
+    // A conversation that goes on finds what was generated too; the last token was never computed.
+    request further = requests[0];
+    further.prompt.insert(further.prompt.end(), first[0].tokens.begin(), first[0].tokens.end());
+    const std::size_t computed = further.prompt.size() - 1;
+    further.prompt.push_back(requests[0].prompt[0]);
+    const auto on = serve(small, *cache, {further});
+    CHECK(on[0].reused_tokens == computed / 8 * 8);
+    CHECK(on[0].tokens == alone(small, {further}, 8)[0]);
+  }
 }
 
 TEST_CASE("Blocks, bytes and wasted slots are counted as they are used") {

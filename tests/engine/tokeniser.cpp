@@ -102,6 +102,7 @@ TEST_CASE("Byte pairs are merged in the order of their rank") {
   CHECK(pieces(small.words, " the thing") == words_of{" the", " ", "th", "ing"});
   CHECK(pieces(small.words, "ethere") == words_of{"e", "the", "r", "e"});  // "t h" comes before "e r"
   CHECK(pieces(small.words, "and") == words_of{"and"});
+  CHECK(pieces(small.words, " an") == words_of{" ", "an"});  // though " a" begins further left
 }
 
 TEST_CASE("What was encoded decodes to the same bytes, whatever they are") {
