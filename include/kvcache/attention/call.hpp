@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <kvcache/attention/plan.hpp>
+#include <kvcache/attention/state.hpp>
+#include <kvcache/attention/variant.hpp>
+#include <kvcache/detail/config.hpp>
+#include <kvcache/dtype.hpp>
+#include <kvcache/error.hpp>
+#include <kvcache/geometry.hpp>
+#include <kvcache/views.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace kvcache::detail {
+
+/// One run, without types.
+struct attention_call {
+  const attention_plan* plan = nullptr;
+  kv_view kv;
+  rows_view<const std::byte> q;  ///< strides in elements of q_dtype
+  rows_view<std::byte> out;      ///< strides in elements of out_dtype
+  dtype_id q_dtype = dtype_id::float32;
+  dtype_id out_dtype = dtype_id::float32;
+  lse_view<float> lse;
+  variant_features features;
+  variant_values values;
+  float scale = 0;
+};
+
+/// Holds a call against its plan, and its view's types against `format`, which the kernels were made for. Raises
+/// invalid_argument; reads no tensor. O(1).
+KVCACHE_NOINLINE inline void check_call(const attention_call& call, kv_format format, bool batch_invariant) {
+  const attention_plan& plan = *call.plan;
+  const kv_view& kv = call.kv;
+  const attention_shape& shape = plan.options().shape;
+  const auto refuse = [](const std::string& text) { raise<invalid_argument>("attention: " + text); };
+  const auto equal = [&](const char* what, std::uint64_t value, std::uint64_t needed, const char* remedy) {
+    if (value != needed)
+      refuse(std::string(what) + " is " + std::to_string(value) + ", " + std::to_string(needed) + " needed; " + remedy);
+  };
+  const auto enough = [&](const char* what, std::uint64_t value, std::uint64_t needed, const char* remedy) {
+    if (value < needed)
+      refuse(std::string(what) + " is " + std::to_string(value) + ", at least " + std::to_string(needed) + " needed; " +
+             remedy);
+  };
+  const auto planned = [&](const char* what, std::uint64_t value, std::uint64_t made_for) {
+    if (made_for != 0) equal(what, value, made_for, "the plan was made for that");
+  };
+
+  if (kv.k_dtype != format.k || kv.v_dtype != format.v)
+    refuse(std::string("the view holds ") + name(kv.k_dtype) + " and " + name(kv.v_dtype) + ", the policies say " +
+           name(format.k) + " and " + name(format.v) + "; use one policy bundle for both");
+  if (plan.options().features != call.features || plan.options().batch_invariant != batch_invariant)
+    refuse("the plan was made for another variant; plan with the object that runs it");
+
+  if (plan.rows() > 0) {
+    equal("the view's block_size", kv.block_size, plan.block_size(), "plan and view describe one pool");
+    enough("the view's kv_heads", kv.kv_heads, 1, "set it from the model");
+    enough("q's heads", call.q.heads, 1, "set it from the model");
+    if (call.q.heads % kv.kv_heads != 0)
+      refuse(std::to_string(call.q.heads) + " query heads are no multiple of " + std::to_string(kv.kv_heads) +
+             " kv heads; give every kv head the same group");
+    enough("q's head_dim", call.q.head_dim, 1, "set it from the model");
+    enough("out's head_dim", call.out.head_dim, 1, "set it from the model");
+    equal("q's head_dim", call.q.head_dim, kv.head_dim, "it has to be that of the keys");
+    equal("out's head_dim", call.out.head_dim, kv.head_dim_v, "it has to be that of the values");
+    equal("out's heads", call.out.heads, call.q.heads, "out has the heads of q");
+    enough("q's rows", call.q.rows, plan.rows(), "q has a row for each query of the batch");
+    enough("out's rows", call.out.rows, plan.rows(), "out has a row for each query of the batch");
+    planned("q's heads", call.q.heads, shape.query_heads);
+    planned("the view's kv_heads", kv.kv_heads, shape.kv_heads);
+    planned("the view's head_dim", kv.head_dim, shape.head_dim);
+    planned("the view's head_dim_v", kv.head_dim_v, shape.head_dim_v != 0 ? shape.head_dim_v : shape.head_dim);
+    if (plan.blocks_needed() > kv.blocks)
+      refuse("block id " + std::to_string(plan.blocks_needed() - 1) + " stands in a table, the view has " +
+             std::to_string(kv.blocks) + " blocks; table and view belong to one pool");
+    if (plan.tail_blocks_needed() > kv.tail_blocks)
+      refuse("tail block id " + std::to_string(plan.tail_blocks_needed() - 1) + " stands in a table, the view has " +
+             std::to_string(kv.tail_blocks) + " tail blocks; table and view belong to one pool");
+  }
+  validate(call.features, call.values, call.q.heads, plan.rows(), plan.longest());
+  if (plan.options().window != 0 && call.values.window > plan.options().window)
+    refuse("window is " + std::to_string(call.values.window) + ", the plan was made for at most " +
+           std::to_string(plan.options().window) + "; set attention_options::window to the largest");
+}
+
+/// Refuses a share that the plan has no memory for.
+inline void check_share(const attention_plan& plan, unsigned ith, unsigned nth) {
+  if (ith >= nth || nth > plan.workspace().threads)
+    raise<invalid_argument>("attention: thread " + std::to_string(ith) + " of " + std::to_string(nth) +
+                            " runs a plan made for " + std::to_string(plan.workspace().threads) +
+                            " threads; set attention_options::shape and threads");
+}
+
+}  // namespace kvcache::detail
