@@ -16,7 +16,8 @@ float infinity() { return std::bit_cast<float>(0x7f80'0000u); }
 template <class F>
 void each_kernel(const F& f) {
   for (const cpu_isa isa : isas())
-    for (const std::uint32_t group : {1u, 2u, 4u, 8u, 13u, 16u}) f(isa, group);
+    for (const std::uint32_t group : {1u, 2u, 4u, 8u, 13u, 16u})
+      if (thorough || group == 1 || group == 13 || group == 16) f(isa, group);
 }
 
 }  // namespace
@@ -270,7 +271,8 @@ TEST_CASE("attention_16 lengths one below, at and above each border of a split")
     const scene<bf16> s({.kv_heads = 1, .group = 2, .head_dim = 64}, {{1, 6100}});
     const attention<bundle<causal, bf16>> a({.shape = s.heads(), .threads = 3, .backend = {.isa = isa}});
     std::vector<std::uint32_t> borders;
-    for (const work_unit& u : a.plan(s.batch()).units()) borders.push_back(u.kv_end);
+    const attention_plan plan = a.plan(s.batch());
+    for (const work_unit& u : plan.units()) borders.push_back(u.kv_end);
     REQUIRE(borders.size() > 3);
     std::sort(borders.begin(), borders.end());
     borders.resize(thorough ? 4 : 1);
@@ -294,7 +296,8 @@ TEST_CASE("attention_16 65,537 units of work") {
   const scene<bf16> s({.block_size = 1, .kv_heads = 1, .group = 1, .head_dim = 8},
                       std::vector<sequence>(65'537, sequence{1, 1}));
   const attention<bundle<causal, bf16>> a({.shape = s.heads(), .threads = 1});
-  CHECK(a.plan(s.batch()).units().size() == 65'537);
+  const attention_plan plan = a.plan(s.batch());
+  CHECK(plan.units().size() == 65'537);
   const outcome o = attend<causal>(s);
   const expectation e = expected<causal>(s);
   CHECK(distance(o, e) < 1);

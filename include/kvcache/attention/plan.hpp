@@ -116,11 +116,16 @@ struct attention_workspace {
 /// of its layer group, one run at a time; copy the plan to run it twice at the same time.
 class attention_plan {
  public:
-  [[nodiscard]] std::span<const work_unit> units() const noexcept { return units_; }
-  [[nodiscard]] std::span<const query_tile> tiles() const noexcept { return tiles_; }
-  [[nodiscard]] std::span<const planned_sequence> sequences() const noexcept { return sequences_; }
+  // Spans into the plan; a plan that is about to go away gives none.
+  [[nodiscard]] std::span<const work_unit> units() const& noexcept { return units_; }
+  std::span<const work_unit> units() const&& = delete;
+  [[nodiscard]] std::span<const query_tile> tiles() const& noexcept { return tiles_; }
+  std::span<const query_tile> tiles() const&& = delete;
+  [[nodiscard]] std::span<const planned_sequence> sequences() const& noexcept { return sequences_; }
+  std::span<const planned_sequence> sequences() const&& = delete;
   /// The block tables, one sequence after another; see planned_sequence::first_block.
-  [[nodiscard]] std::span<const block_id> blocks() const noexcept { return blocks_; }
+  [[nodiscard]] std::span<const block_id> blocks() const& noexcept { return blocks_; }
+  std::span<const block_id> blocks() const&& = delete;
 
   [[nodiscard]] const plan_options& options() const noexcept { return options_; }
   [[nodiscard]] std::uint32_t block_size() const noexcept { return block_size_; }
