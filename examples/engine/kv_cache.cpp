@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kv_cache.hpp"
 
+#include "bad_input.hpp"
+
 #include <kvcache/attention/attention.hpp>
 #include <kvcache/attention/cpu/cpu.hpp>
 #include <kvcache/cache.hpp>
@@ -8,6 +10,8 @@
 #include <kvcache/geometry.hpp>
 #include <kvcache/policies.hpp>
 
+#include <algorithm>
+#include <string>
 #include <type_traits>
 #include <utility>
 
@@ -60,13 +64,21 @@ class typed_kv_cache final : public kv_cache {
 
 }  // namespace
 
+void validate_block_size(std::uint32_t block_size) {
+  if (std::find(block_sizes.begin(), block_sizes.end(), block_size) != block_sizes.end()) return;
+  std::string known;
+  for (const std::uint32_t size : block_sizes) known += (known.empty() ? "" : ", ") + std::to_string(size);
+  throw bad_input("block size is " + std::to_string(block_size) + ", choose one of " + known);
+}
+
 std::unique_ptr<kv_cache> make_kv_cache(const llama_shape& shape, const kv_options& options, thread_team& team) {
+  validate_block_size(options.block_size);
   return kvcache::dispatch(
       [&](auto block_size, auto element) -> std::unique_ptr<kv_cache> {
         using policies = engine_policies<block_size.value, typename decltype(element)::type>;
         return std::make_unique<typed_kv_cache<policies>>(shape, options.blocks, team);
       },
-      kvcache::one_of<8u, 16u, 64u>{options.block_size},
+      kvcache::one_of<block_sizes[0], block_sizes[1], block_sizes[2]>{options.block_size},
       kvcache::dtype_of<kvcache::f32, kvcache::f16, kvcache::bf16>{options.dtype});
 }
 

@@ -8,13 +8,20 @@
 #include <kvcache/dtype.hpp>
 #include <kvcache/eviction/lru.hpp>
 
+#include <array>
 #include <cstdint>
 #include <memory>
 
 namespace engine {
 
+/// The block sizes that are compiled in.
+inline constexpr std::array<std::uint32_t, 3> block_sizes{8, 16, 64};
+
+/// Throws bad_input for any other.
+void validate_block_size(std::uint32_t block_size);
+
 struct kv_options {
-  std::uint32_t block_size = 16;  ///< 8, 16 or 64
+  std::uint32_t block_size = 16;  ///< one of block_sizes
   kvcache::dtype_id dtype = kvcache::dtype_id::float16;
   std::uint32_t blocks = 0;
 };

@@ -32,7 +32,7 @@ using namespace engine;
 
 /// One sentence for what cannot be: checked before anything costs time.
 void check(const options& o) {
-  if (o.block_size == 0) throw bad_input("block size is 0, the least is 1; choose 8, 16 or 64");
+  validate_block_size(o.block_size);
   if (o.defaults.max_tokens == 0) throw bad_input("max tokens is 0, the least is 1");
   validate(o.defaults.how);
 }

@@ -5,6 +5,7 @@
 
 #include <cstdio>
 #include <map>
+#include <vector>
 
 namespace engine {
 
@@ -32,8 +33,10 @@ std::optional<int> read_options(int argc, const char* const* argv, options& out)
   app.add_option("--block-size", out.block_size, "tokens in a block: 8, 16 or 64")->capture_default_str();
   const std::map<std::string, kvcache::dtype_id> dtypes{
       {"f32", kvcache::dtype_id::float32}, {"f16", kvcache::dtype_id::float16}, {"bf16", kvcache::dtype_id::bfloat16}};
-  app.add_option("--kv-dtype", out.dtype, "stored type of K and V: f32, f16 (default) or bf16")
-      ->transform(CLI::CheckedTransformer(dtypes));
+  std::string dtype = "f16";
+  app.add_option("--kv-dtype", dtype, "stored type of K and V")
+      ->capture_default_str()
+      ->check(CLI::IsMember(std::vector<std::string>{"f32", "f16", "bf16"}));
   app.add_option("--blocks", out.blocks, "blocks in the pool; 0: enough for 8192 tokens")->capture_default_str();
   app.add_option("--max-sequences", out.max_sequences, "requests served at once")->capture_default_str();
   app.add_option("--chunk", out.chunk, "prompt tokens computed in one step")->capture_default_str();
@@ -51,6 +54,7 @@ std::optional<int> read_options(int argc, const char* const* argv, options& out)
     std::fprintf(stderr, "engine: %s\n", fault.what());
     return 2;
   }
+  out.dtype = dtypes.at(dtype);
   return std::nullopt;
 }
 

@@ -165,15 +165,15 @@ TEST_CASE("Options that can never work end the engine with 2 and a sentence") {
     more.insert(more.begin(), {"-m", f.at("model.gguf"), "-p", "hello"});
     return more;
   };
-  refuses(f, with({"--block-size", "0"}), "block size is 0, the least is 1");
-  refuses(f, with({"--block-size", "12"}), "12 is not compiled in; choose one of 8, 16, 64");
+  refuses(f, with({"--block-size", "0"}), "block size is 0, choose one of 8, 16, 64");
+  refuses(f, with({"--block-size", "12"}), "block size is 12, choose one of 8, 16, 64");
   refuses(f, with({"--max-tokens", "0"}), "max tokens is 0, the least is 1");
   refuses(f, with({"--max-sequences", "0"}), "at once is 0, the least is 1");
   refuses(f, with({"--chunk", "0"}), "in a step is 0, the least is 1");
   refuses(f, with({"--threads", "100000"}), "threads is 100000, 1 to 1024 are possible");
   refuses(f, with({"--temperature", "-1"}), "temperature is -1");
   refuses(f, with({"--top-p", "0"}), "top_p is 0");
-  refuses(f, with({"--kv-dtype", "int3"}), "int3");
+  refuses(f, with({"--kv-dtype", "int3"}), "int3 not in {f32,f16,bf16}");
   refuses(f, with({"--unknown"}), "--unknown");
   refuses(f, {"-m", f.at("model.gguf")}, "Exactly 1 option from [-p,--prompt,-r,--requests,-c,--chat]");
   refuses(f, {"-p", "hello"}, "--model");
