@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention on the CPU against what the machine can do: decode against the read bandwidth, prefill against the peak of
+// multiply-adds. Both limits are measured in this very run, in turn with each row, so that whatever else the machine
+// does weighs on both. Counters are medians over the iterations.
+#include "limits.hpp"
+
+#include <benchmark/benchmark.h>
+#include <kvcache/attention/attention.hpp>
+#include <kvcache/attention/cpu/cpu.hpp>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace {
+
+using namespace kvcache;
+namespace limits = kvcache_bench;
+
+constexpr unsigned thread_count = 2;
+constexpr std::uint32_t kv_heads = 8;
+constexpr std::size_t stream_bytes = std::size_t{1} << 30;
+
+thread_pool& pool() {
+  static thread_pool threads(thread_count);
+  return threads;
+}
+
+const limits::big_buffer& stream() {
+  static const limits::big_buffer memory(stream_bytes);
+  return memory;
+}
+
+double median(std::vector<double> x) {
+  std::sort(x.begin(), x.end());
+  return x.empty() ? 0 : x[x.size() / 2];
+}
+
+/// A pool of blocks, [block, token, head, dim], K and V apart; blocks are handed out in a shuffled order.
+template <class T>
+struct paged {
+  std::uint32_t head_dim;
+  std::uint32_t block_size;
+  std::uint32_t blocks;
+  limits::big_buffer k;
+  limits::big_buffer v;
+  std::vector<block_id> table;
+
+  paged(std::uint32_t dim, std::uint32_t size, std::uint32_t count)
+      : head_dim(dim), block_size(size), blocks(count), k(bytes()), v(bytes()), table(count) {
+    std::mt19937 random(7);
+    std::normal_distribution<float> normal;
+    std::vector<T> some(65'521);  // a prime, so that no two blocks are alike
+    for (T& x : some) x = from_float<T>(normal(random));
+    fill(k, some);
+    fill(v, some);
+    std::iota(table.begin(), table.end(), block_id{0});
+    std::shuffle(table.begin(), table.end(), random);
+  }
+  [[nodiscard]] std::size_t bytes() const { return std::size_t{blocks} * block_size * kv_heads * head_dim * sizeof(T); }
+  static void fill(const limits::big_buffer& to, const std::vector<T>& some) {
+    for (std::size_t at = 0; at < to.size(); at += some.size() * sizeof(T))
+      std::memcpy(to.data() + at, some.data(), (std::min)(some.size() * sizeof(T), to.size() - at));
+  }
+  [[nodiscard]] kv_view view() const {
+    const std::int64_t head = std::int64_t{head_dim} * std::int64_t{sizeof(T)};
+    kv_view r;
+    r.k = {k.data(), head * kv_heads * block_size, head * kv_heads, head};
+    r.v = {v.data(), head * kv_heads * block_size, head * kv_heads, head};
+    r.blocks = blocks;
+    r.block_size = block_size;
+    r.kv_heads = kv_heads;
+    r.head_dim = r.head_dim_v = head_dim;
+    r.k_dtype = r.v_dtype = dtype_traits<T>::id;
+    return r;
+  }
+};
+
+template <class T>
+struct bundle : policies {
+  using dtype = kv_dtype<T>;
+};
+
+/// `sequences` sequences of `kv_len` tokens, the newest `queries` of each computed.
+template <class T>
+struct workload {
+  paged<T> kv;
+  std::uint32_t group;
+  std::uint32_t rows;
+  std::vector<std::uint32_t> offsets;
+  std::vector<std::uint32_t> lengths;
+  std::vector<T> q;
+  std::vector<T> out;
+
+  workload(std::uint32_t g, std::uint32_t dim, std::uint32_t block_size, std::uint32_t sequences, std::uint32_t kv_len,
+           std::uint32_t queries)
+      : kv(dim, block_size, sequences * (kv_len / block_size)),
+        group(g),
+        rows(sequences * queries),
+        lengths(sequences, kv_len),
+        q(std::size_t{rows} * kv_heads * g * dim),
+        out(q.size()) {
+    for (std::uint32_t s = 0; s <= sequences; ++s) offsets.push_back(s * queries);
+    std::mt19937 random(11);
+    std::normal_distribution<float> normal;
+    for (T& x : q) x = from_float<T>(normal(random));
+  }
+  [[nodiscard]] batch_view batch() const {
+    const auto sequences = static_cast<std::uint32_t>(lengths.size());
+    return {
+        offsets, lengths, block_tables::padded(kv.table.data(), sequences, kv.blocks / sequences), {}, kv.block_size};
+  }
+  [[nodiscard]] attention<bundle<T>> engine() const {
+    return attention<bundle<T>>(
+        {.shape = {.query_heads = kv_heads * group, .kv_heads = kv_heads, .head_dim = kv.head_dim}}, pool());
+  }
+  void run(const attention<bundle<T>>& a, const attention_plan& plan) {
+    a.run(plan, kv.view(), rows_view<const T>(q.data(), rows, kv_heads * group, kv.head_dim),
+          rows_view<T>(out.data(), rows, kv_heads * group, kv.head_dim));
+  }
+};
+
+/// Arguments: group, head_dim, block_size, kv_len.
+template <class T>
+void decode(benchmark::State& state) {
+  const auto group = static_cast<std::uint32_t>(state.range(0));
+  const auto dim = static_cast<std::uint32_t>(state.range(1));
+  const auto block_size = static_cast<std::uint32_t>(state.range(2));
+  const auto kv_len = static_cast<std::uint32_t>(state.range(3));
+  // So many sequences that their KV is far larger than the caches.
+  const std::size_t each = std::size_t{kv_len} * kv_heads * dim * sizeof(T) * 2;
+  const auto sequences = static_cast<std::uint32_t>((std::max)(std::size_t{1}, stream_bytes / each));
+  workload<T> work(group, dim, block_size, sequences, kv_len, 1);
+  const auto a = work.engine();
+  const attention_plan plan = a.plan(work.batch());
+  work.run(a, plan);
+
+  const double bytes = static_cast<double>(each) * sequences;
+  const double flops_per_byte = 4.0 * group / (2.0 * sizeof(T));
+  std::vector<double> read;
+  std::vector<double> roofline;
+  std::vector<double> bandwidth;
+  std::vector<double> achieved;
+  for (auto _ : state) {
+    const double peak = limits::peak_flops(pool(), std::is_same_v<T, bf16>);
+    const double before = limits::read_bandwidth(pool(), stream());
+    const double begin = limits::seconds();
+    work.run(a, plan);
+    const double time = limits::seconds() - begin;
+    const double limit = 0.5 * (before + limits::read_bandwidth(pool(), stream()));
+    state.SetIterationTime(time);
+    bandwidth.push_back(limit);
+    achieved.push_back(bytes / time);
+    read.push_back(bytes / time / limit);
+    roofline.push_back(bytes / time / (std::min)(limit, peak / flops_per_byte));
+  }
+  state.counters["group"] = group;
+  state.counters["head_dim"] = dim;
+  state.counters["block_size"] = block_size;
+  state.counters["kv_len"] = kv_len;
+  state.counters["kv_bits"] = dtype_traits<T>::bits;
+  state.counters["threads"] = thread_count;
+  state.counters["sequences"] = sequences;
+  state.counters["read_gb_per_s"] = median(achieved) / 1e9;
+  state.counters["limit_gb_per_s"] = median(bandwidth) / 1e9;
+  state.counters["read_fraction"] = median(read);
+  state.counters["roofline_fraction"] = median(roofline);
+}
+
+/// Arguments: group, head_dim, block_size, kv_len, queries: one causal chunk of `queries` tokens that ends at kv_len.
+template <class T>
+void prefill(benchmark::State& state) {
+  const auto group = static_cast<std::uint32_t>(state.range(0));
+  const auto dim = static_cast<std::uint32_t>(state.range(1));
+  const auto block_size = static_cast<std::uint32_t>(state.range(2));
+  const auto kv_len = static_cast<std::uint32_t>(state.range(3));
+  const auto queries = static_cast<std::uint32_t>(state.range(4));
+  workload<T> work(group, dim, block_size, 1, kv_len, queries);
+  const auto a = work.engine();
+  const attention_plan plan = a.plan(work.batch());
+  work.run(a, plan);
+
+  // Query i of the chunk sees kv_len - queries + i + 1 tokens: 2 products of head_dim multiply-adds each.
+  const double pairs = static_cast<double>(queries) * (kv_len - queries) + 0.5 * queries * (queries + 1.0);
+  const double flops = 4.0 * pairs * dim * kv_heads * group;
+  std::vector<double> fraction;
+  std::vector<double> achieved;
+  for (auto _ : state) {
+    const double before = limits::peak_flops(pool(), false);
+    const double begin = limits::seconds();
+    work.run(a, plan);
+    const double time = limits::seconds() - begin;
+    const double limit = 0.5 * (before + limits::peak_flops(pool(), false));
+    state.SetIterationTime(time);
+    achieved.push_back(flops / time);
+    fraction.push_back(flops / time / limit);
+  }
+  state.counters["group"] = group;
+  state.counters["head_dim"] = dim;
+  state.counters["block_size"] = block_size;
+  state.counters["kv_len"] = kv_len;
+  state.counters["queries"] = queries;
+  state.counters["kv_bits"] = dtype_traits<T>::bits;
+  state.counters["threads"] = thread_count;
+  state.counters["gflops"] = median(achieved) / 1e9;
+  state.counters["fma_fraction"] = median(fraction);
+}
+
+void decode_rows(benchmark::internal::Benchmark* b) {
+  for (const int block_size : {16, 64})
+    for (const int group : {1, 4, 8}) b->Args({group, 128, block_size, 32768});
+  for (const int group : {1, 4, 8}) b->Args({group, 64, 16, 32768});
+}
+void few_decode_rows(benchmark::internal::Benchmark* b) {
+  for (const int group : {1, 4, 8}) b->Args({group, 128, 16, 32768});
+}
+void prefill_rows(benchmark::internal::Benchmark* b) {
+  b->Args({4, 128, 16, 2048, 2048})
+      ->Args({4, 128, 16, 8192, 512})
+      ->Args({1, 128, 16, 2048, 2048})
+      ->Args({4, 64, 16, 2048, 2048});
+}
+
+BENCHMARK(decode<bf16>)->Apply(decode_rows)->Iterations(9)->UseManualTime()->Unit(benchmark::kMillisecond);
+BENCHMARK(decode<f16>)->Apply(few_decode_rows)->Iterations(9)->UseManualTime()->Unit(benchmark::kMillisecond);
+BENCHMARK(decode<f32>)->Apply(few_decode_rows)->Iterations(9)->UseManualTime()->Unit(benchmark::kMillisecond);
+BENCHMARK(prefill<bf16>)->Apply(prefill_rows)->Iterations(9)->UseManualTime()->Unit(benchmark::kMillisecond);
+
+}  // namespace
