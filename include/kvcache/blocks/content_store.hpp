@@ -6,7 +6,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <vector>
 
@@ -27,13 +26,13 @@ class content_store {
 
   void put(block_id block, content_view content) noexcept {
     auto& chunk = chunks_[block >> chunk_bits];
-    if (!chunk) chunk.reset(new content_unit[std::size_t{block_size_} << chunk_bits]);
-    content_unit* to = chunk.get() + offset(block);
+    if (chunk.empty()) chunk.resize(std::size_t{block_size_} << chunk_bits);
+    content_unit* to = chunk.data() + offset(block);
     for (std::size_t i = 0; i < content.size(); ++i) to[i] = content[i];
   }
   /// Precondition: the block's content was put. The first `size` units of it.
   [[nodiscard]] std::span<const content_unit> get(block_id block, std::uint32_t size) const noexcept {
-    return {chunks_[block >> chunk_bits].get() + offset(block), size};
+    return {chunks_[block >> chunk_bits].data() + offset(block), size};
   }
 
  private:
@@ -44,7 +43,7 @@ class content_store {
   }
 
   std::uint32_t block_size_;
-  std::vector<std::unique_ptr<content_unit[]>> chunks_;
+  std::vector<std::vector<content_unit>> chunks_;
 };
 
 }  // namespace kvcache::detail

@@ -6,7 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
+#include <deque>
 #include <span>
 #include <vector>
 
@@ -34,8 +34,7 @@ class step_queue {
 
   step_record& push() noexcept {
     if (unused_.empty()) {
-      records_.push_back(std::make_unique<step_record>());
-      step_record& fresh = *records_.back();
+      step_record& fresh = records_.emplace_back();
       fresh.groups.resize(groups_->size());
       for (std::uint32_t g = 0; g < groups_->size(); ++g) fresh.groups[g].block_size = groups_->block_size(g);
       unused_.push_back(&fresh);
@@ -86,7 +85,7 @@ class step_queue {
   }
 
   const layer_groups* groups_;
-  std::vector<std::unique_ptr<step_record>> records_;
+  std::deque<step_record> records_;  // addresses stay
   std::vector<step_record*> unused_;
   std::vector<step_record*> open_;
   std::uint64_t retired_ = 0;
