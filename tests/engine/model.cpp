@@ -134,7 +134,8 @@ struct expectation {
   loaded_model model;
   std::vector<expected_prompt> expected;
 
-  explicit expectation(const std::string& path) : file(path), model(file.bytes()), expected(read_expected()) {
+  expectation(const std::string& path, unsigned threads)
+      : file(path), model(file.bytes(), threads), expected(read_expected()) {
     REQUIRE(expected.size() >= (sanitized ? 3 : 10));
     report_near_ties(expected);
   }
@@ -143,7 +144,7 @@ struct expectation {
 void judge_batched(unsigned block_size) {
   const auto path = engine_test::real_model();
   if (!path) return;
-  expectation e(*path);
+  expectation e(*path, 2);
   std::vector<const expected_prompt*> all;
   for (const expected_prompt& p : e.expected) all.push_back(&p);
   logit_judge logits(all);
@@ -157,7 +158,7 @@ void judge_batched(unsigned block_size) {
 void judge_alone(unsigned block_size) {
   const auto path = engine_test::real_model();
   if (!path) return;
-  expectation e(*path);
+  expectation e(*path, 1);  // reading weights is all the work; tests beside this one have the other core
   float worst = 0;
   const std::size_t count = std::min(e.expected.size(), prompts_alone);
   for (std::size_t i = 0; i < count; ++i) {
