@@ -147,7 +147,7 @@ void decode(benchmark::State& state) {
   std::vector<double> bandwidth;
   std::vector<double> achieved;
   for (auto _ : state) {
-    const double peak = limits::peak_flops(pool(), std::is_same_v<T, bf16>);
+    const double peak = (std::max)(limits::peak_flops(pool(), false), limits::peak_flops(pool(), true));
     const double before = limits::read_bandwidth(pool(), stream());
     const double begin = limits::seconds();
     work.run(a, plan);

@@ -77,7 +77,7 @@
 #endif
 
 #if defined(__GNUC__) || defined(__clang__)
-#define KVCACHE_PREFETCH(address) __builtin_prefetch(address)
+#define KVCACHE_PREFETCH(address) __builtin_prefetch(address, 0, 2)
 #else
 #define KVCACHE_PREFETCH(address) static_cast<void>(address)
 #endif

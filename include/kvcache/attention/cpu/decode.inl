@@ -56,10 +56,36 @@ KVCACHE_ALWAYS_INLINE void prefetch_ahead(const std::byte* first, std::size_t at
   }
 }
 
-/// logits[token, row] = q . k. `next`: the K that is needed one head later; null where another run asked for it.
+/// K or V of one head over the tokens, and what is to be read one head later (or the same, where it was asked for).
+struct decode_stream {
+  const std::byte* const* now;
+  std::int64_t head;
+  const std::byte* const* next;
+  std::int64_t next_head;
+
+  /// The bytes of token `t` from `at` on; asks for those that will be read there one head later.
+  template <std::size_t Bytes>
+  [[nodiscard]] KVCACHE_ALWAYS_INLINE const std::byte* read(std::size_t t, std::size_t at) const noexcept {
+    prefetch_ahead<Bytes>(next[t] + next_head, at);
+    return now[t] + head + at;
+  }
+};
+
+/// Where element `i` of row `row` stands in the queries or outputs of a run of `rows` rows: [pair of vectors, row,
+/// place in the pair], then what is left as [row, place in the vector], so that one pointer leads through all rows. T
+/// is what widen_pair reads: its order is kept.
+template <class T>
+[[nodiscard]] inline std::size_t run_place(std::size_t i, std::size_t row, std::size_t rows, std::size_t dim) noexcept {
+  constexpr std::size_t pair = 2 * lanes;
+  const std::size_t first = i / pair * pair;
+  const std::size_t inside = i - first;
+  if (first + pair > dim) return first * rows + row * lanes + inside;
+  return first * rows + row * pair + (sorted_pairs<T> ? inside / 2 + inside % 2 * lanes : inside);
+}
+
+/// logits[token, row] = q . k
 template <class K, std::size_t Rows>
-KVCACHE_ALWAYS_INLINE void decode_logits(const float* q, std::size_t dim, const std::byte* const* k, std::int64_t head,
-                                         const std::byte* const* next, std::int64_t next_head, std::size_t tokens,
+KVCACHE_ALWAYS_INLINE void decode_logits(const float* q, std::size_t dim, const decode_stream& k, std::size_t tokens,
                                          float* logits) noexcept {
   constexpr std::size_t together = lanes / Rows;  // tokens
   constexpr std::size_t pair = 2 * lanes;
@@ -67,50 +93,71 @@ KVCACHE_ALWAYS_INLINE void decode_logits(const float* q, std::size_t dim, const 
     vec sum[lanes];
     KVCACHE_UNROLL
     for (std::size_t i = 0; i < lanes; ++i) sum[i] = set1(0.0f);
+    const float* query = q;
     std::size_t d = 0;
-    for (; d + pair <= dim; d += pair) {
-      KVCACHE_UNROLL
-      for (std::size_t i = 0; i < together; ++i) {
-        vec a;
-        vec b;
-        widen_pair<K>(k[t + i] + head + d * sizeof(K), a, b);
-        if (next != nullptr) prefetch_ahead<pair * sizeof(K)>(next[t + i] + next_head, d * sizeof(K));
+    for (; d + pair <= dim; d += pair, query += Rows * pair) {
+      // Whatever is fewer stays in registers: the keys of a few tokens, or the queries of a few rows.
+      if constexpr (Rows >= 4) {
+        vec a[together];
+        vec b[together];
+        KVCACHE_UNROLL
+        for (std::size_t i = 0; i < together; ++i)
+          widen_pair<K>(k.read<pair * sizeof(K)>(t + i, d * sizeof(K)), a[i], b[i]);
         KVCACHE_UNROLL
         for (std::size_t r = 0; r < Rows; ++r) {
-          sum[i * Rows + r] = fma(a, load(q + r * dim + d), sum[i * Rows + r]);
-          sum[i * Rows + r] = fma(b, load(q + r * dim + d + lanes), sum[i * Rows + r]);
+          const vec left = load(query + r * pair);
+          KVCACHE_UNROLL
+          for (std::size_t i = 0; i < together; ++i) sum[i * Rows + r] = fma(a[i], left, sum[i * Rows + r]);
+        }
+        KVCACHE_UNROLL
+        for (std::size_t r = 0; r < Rows; ++r) {
+          const vec right = load(query + r * pair + lanes);
+          KVCACHE_UNROLL
+          for (std::size_t i = 0; i < together; ++i) sum[i * Rows + r] = fma(b[i], right, sum[i * Rows + r]);
+        }
+      } else {
+        KVCACHE_UNROLL
+        for (std::size_t i = 0; i < together; ++i) {
+          vec a;
+          vec b;
+          widen_pair<K>(k.read<pair * sizeof(K)>(t + i, d * sizeof(K)), a, b);
+          KVCACHE_UNROLL
+          for (std::size_t r = 0; r < Rows; ++r)
+            sum[i * Rows + r] =
+                fma(b, load(query + r * pair + lanes), fma(a, load(query + r * pair), sum[i * Rows + r]));
         }
       }
     }
     if (d < dim) {  // head_dim is a multiple of 16, so this is one vector
       KVCACHE_UNROLL
       for (std::size_t i = 0; i < together; ++i) {
-        const vec a = widen<K>(k[t + i] + head + d * sizeof(K));
-        if (next != nullptr) prefetch_ahead<lanes * sizeof(K)>(next[t + i] + next_head, d * sizeof(K));
+        const vec a = widen<K>(k.read<lanes * sizeof(K)>(t + i, d * sizeof(K)));
         KVCACHE_UNROLL
-        for (std::size_t r = 0; r < Rows; ++r) sum[i * Rows + r] = fma(a, load(q + r * dim + d), sum[i * Rows + r]);
+        for (std::size_t r = 0; r < Rows; ++r) sum[i * Rows + r] = fma(a, load(query + r * lanes), sum[i * Rows + r]);
       }
     }
     store(logits + t * Rows, sums(sum));
   }
 }
 
-/// output[row] += weight * v over `Pairs` pairs of vectors from dim `d` on, or one single vector where Pairs is 0.
-template <class V, std::size_t Rows, std::size_t Pairs>
-KVCACHE_ALWAYS_INLINE void decode_columns(const float* weights, std::size_t weights_row, std::size_t d,
-                                          const std::byte* const* v, std::int64_t head, const std::byte* const* next,
-                                          std::int64_t next_head, std::size_t tokens, float* output,
-                                          std::size_t dim) noexcept {
+/// output[row] += weight * v for `Part` rows of a run of `Rows`, over `Pairs` pairs of vectors from dim `d` on, or over
+/// the one vector that is left where Pairs is 0. `weights` and `output` begin with the first of the rows and with `d`.
+template <class V, std::size_t Rows, std::size_t Part, std::size_t Pairs>
+KVCACHE_ALWAYS_INLINE void decode_columns(const float* weights, std::size_t d, const decode_stream& v,
+                                          std::size_t tokens, float* output) noexcept {
   constexpr std::size_t vectors = Pairs == 0 ? 1 : 2 * Pairs;
-  vec sum[Rows][vectors];
+  constexpr std::size_t per_row = Pairs == 0 ? lanes : 2 * lanes;
+  const auto place = [](std::size_t r, std::size_t c) noexcept {
+    return c / 2 * (Rows * per_row) + r * per_row + c % 2 * lanes;
+  };
+  vec sum[Part][vectors];
   KVCACHE_UNROLL
-  for (std::size_t r = 0; r < Rows; ++r) {
+  for (std::size_t r = 0; r < Part; ++r) {
     KVCACHE_UNROLL
-    for (std::size_t c = 0; c < vectors; ++c) sum[r][c] = load(output + r * dim + d + c * lanes);
+    for (std::size_t c = 0; c < vectors; ++c) sum[r][c] = load(output + place(r, c));
   }
-  for (std::size_t t = 0; t < tokens; ++t) {
-    const std::byte* const from = v[t] + head + d * sizeof(V);
-    if (next != nullptr) prefetch_ahead<vectors * lanes * sizeof(V)>(next[t] + next_head, d * sizeof(V));
+  for (std::size_t t = 0; t < tokens; ++t, weights += Rows) {
+    const std::byte* const from = v.read<vectors * lanes * sizeof(V)>(t, d * sizeof(V));
     vec x[vectors];
     if constexpr (Pairs == 0) {
       x[0] = widen<V>(from);
@@ -119,30 +166,35 @@ KVCACHE_ALWAYS_INLINE void decode_columns(const float* weights, std::size_t weig
       for (std::size_t c = 0; c < Pairs; ++c) widen_pair<V>(from + c * 2 * lanes * sizeof(V), x[2 * c], x[2 * c + 1]);
     }
     KVCACHE_UNROLL
-    for (std::size_t r = 0; r < Rows; ++r) {
-      const vec weight = set1(weights[t * weights_row + r]);
+    for (std::size_t r = 0; r < Part; ++r) {
+      const vec weight = set1(weights[r]);
       KVCACHE_UNROLL
       for (std::size_t c = 0; c < vectors; ++c) sum[r][c] = fma(weight, x[c], sum[r][c]);
     }
   }
   KVCACHE_UNROLL
-  for (std::size_t r = 0; r < Rows; ++r) {
+  for (std::size_t r = 0; r < Part; ++r) {
     KVCACHE_UNROLL
-    for (std::size_t c = 0; c < vectors; ++c) store(output + r * dim + d + c * lanes, sum[r][c]);
+    for (std::size_t c = 0; c < vectors; ++c) store(output + place(r, c), sum[r][c]);
   }
 }
 
+/// output[row] += weight * v for a run of rows.
 template <class V, std::size_t Rows>
-KVCACHE_ALWAYS_INLINE void decode_values(const float* weights, std::size_t weights_row, const std::byte* const* v,
-                                         std::int64_t head, const std::byte* const* next, std::int64_t next_head,
-                                         std::size_t tokens, float* output, std::size_t dim) noexcept {
-  constexpr std::size_t pairs = head_block / Rows < 4 ? head_block / Rows : 4;
-  std::size_t d = 0;
-  for (; d + pairs * 2 * lanes <= dim; d += pairs * 2 * lanes)
-    decode_columns<V, Rows, pairs>(weights, weights_row, d, v, head, next, next_head, tokens, output, dim);
-  for (; d + 2 * lanes <= dim; d += 2 * lanes)
-    decode_columns<V, Rows, 1>(weights, weights_row, d, v, head, next, next_head, tokens, output, dim);
-  if (d < dim) decode_columns<V, Rows, 0>(weights, weights_row, d, v, head, next, next_head, tokens, output, dim);
+KVCACHE_ALWAYS_INLINE void decode_values(const float* weights, const decode_stream& v, std::size_t tokens,
+                                         float* output, std::size_t dim) noexcept {
+  constexpr std::size_t pair = 2 * lanes;
+  constexpr std::size_t part = Rows < head_block ? Rows : head_block;
+  constexpr std::size_t pairs = head_block / part < 4 ? head_block / part : 4;
+  for (std::size_t r = 0; r < Rows; r += part) {
+    std::size_t d = 0;
+    for (; d + pairs * pair <= dim; d += pairs * pair)
+      decode_columns<V, Rows, part, pairs>(weights + r, d, v, tokens, output + d * Rows + r * pair);
+    if constexpr (pairs > 1)
+      for (; d + pair <= dim; d += pair)
+        decode_columns<V, Rows, part, 1>(weights + r, d, v, tokens, output + d * Rows + r * pair);
+    if (d < dim) decode_columns<V, Rows, part, 0>(weights + r, d, v, tokens, output + d * Rows + r * lanes);
+  }
 }
 
 /// f of each row, in all lanes that are the row's: folds lanes that are Rows, 2 Rows, ... apart.
@@ -208,8 +260,12 @@ struct decode_rows {
       for (std::size_t r = 0; r < Rows; ++r) {
         if (factor[r] == 1.0f) continue;
         const vec by = set1(factor[r]);
-        for (std::size_t d = 0; d < dim_v; d += lanes)
-          store(output + r * dim_v + d, mul(load(output + r * dim_v + d), by));
+        const std::size_t paired = dim_v / (2 * lanes) * (2 * lanes);
+        for (std::size_t d = 0; d < dim_v; d += lanes) {
+          float* const at = d < paired ? output + d / (2 * lanes) * (2 * lanes) * Rows + r * 2 * lanes + d % (2 * lanes)
+                                       : output + d * Rows + r * lanes;
+          store(at, mul(load(at), by));
+        }
       }
     }
     for (std::size_t i = 0; i < whole; i += lanes) {
@@ -226,22 +282,14 @@ template <class K, class V>
 struct decoder {
   const attention_call& call;
   std::uint32_t row;  // of the step
-  float* queries;     // [heads, dim], scaled; the elements of a pair of vectors as widen_pair<K> sorts them
-  float* output;      // [heads, dim_v], as widen_pair<V> sorts them
+  float* queries;     // [heads, dim], scaled; a run's heads lie as run_place says
+  float* output;      // [heads, dim_v], the same
   float* top;         // [heads, padding] each; a run uses the place of its first head
   float* total;
   float* slope;
   float* logits;
   float* distance;  // [4, chunk * 8], for runs of 1, 2, 4 and 8 rows
   float* natural;   // one row
-
-  /// The place of element `i` where pairs of vectors are sorted by even and odd places.
-  template <class T>
-  [[nodiscard]] static std::size_t place(std::size_t i, std::size_t dim) noexcept {
-    const std::size_t pair = i / (2 * lanes) * (2 * lanes);
-    if (!sorted_pairs<T> || pair + 2 * lanes > dim) return i;
-    return pair + (i - pair) / 2 + (i % 2) * lanes;
-  }
 
   template <class F>
   void each_run(const F& f) const noexcept {
@@ -259,10 +307,13 @@ struct decoder {
   void start() noexcept {
     const std::size_t dim = call.kv.head_dim;
     const float factor = call.features.soft_cap ? call.scale : call.scale * log2_e;
-    for (std::uint32_t head = 0; head < call.q.heads; ++head) {
-      read_query(call, row, head, natural);
-      for (std::size_t d = 0; d < dim; ++d) queries[head * dim + place<K>(d, dim)] = natural[d] * factor;
-    }
+    each_run([&](std::uint32_t head, std::uint32_t rows) {
+      float* const run = queries + head * dim;
+      for (std::uint32_t r = 0; r < rows; ++r) {
+        read_query(call, row, head + r, natural);
+        for (std::size_t d = 0; d < dim; ++d) run[run_place<K>(d, r, rows, dim)] = natural[d] * factor;
+      }
+    });
     std::memset(output, 0, call.q.heads * std::size_t{call.kv.head_dim_v} * sizeof(float));
     for (std::size_t i = 0; i < call.q.heads * cpu::padding; ++i) {
       top[i] = masked_logit;
@@ -286,43 +337,41 @@ struct decoder {
   }
 
   template <std::size_t Rows>
-  KVCACHE_NOINLINE void run(std::uint32_t head, const decode_tokens& tokens, std::int64_t k_head, std::int64_t v_head,
-                            const decode_tokens* next, std::int64_t next_k_head, std::int64_t next_v_head) noexcept {
+  KVCACHE_NOINLINE void run(std::uint32_t head, std::size_t tokens, const decode_stream& k,
+                            const decode_stream& v) noexcept {
     constexpr std::size_t power = Rows == 8 ? 3 : Rows == 4 ? 2 : Rows == 2 ? 1 : 0;
-    const std::size_t dim = call.kv.head_dim;
     const std::size_t dim_v = call.kv.head_dim_v;
-    decode_logits<K, Rows>(queries + head * dim, dim, tokens.k, k_head, next != nullptr ? next->k : nullptr,
-                           next_k_head, tokens.count, logits);
+    float* const out = output + head * dim_v;
+    decode_logits<K, Rows>(queries + head * std::size_t{call.kv.head_dim}, call.kv.head_dim, k, tokens, logits);
     decode_rows rows{call,
                      logits,
                      distance + power * cpu::decode_chunk * 8,
                      slope + head * cpu::padding,
                      top + head * cpu::padding,
                      total + head * cpu::padding,
-                     output + head * dim_v,
+                     out,
                      dim_v};
-    rows.template weigh<Rows>(tokens.count);
-    constexpr std::size_t part = Rows < head_block ? Rows : head_block;
-    for (std::size_t r = 0; r < Rows; r += part)
-      decode_values<V, part>(logits + r, Rows, tokens.v, v_head, next != nullptr && r == 0 ? next->v : nullptr,
-                             next_v_head, tokens.count, output + (head + static_cast<std::uint32_t>(r)) * dim_v, dim_v);
+    rows.template weigh<Rows>(tokens);
+    decode_values<V, Rows>(logits, v, tokens, out, dim_v);
   }
 
   /// All heads over `tokens`; `next` follow them.
   void go_through(const decode_tokens& tokens, const decode_tokens& next) noexcept {
     const std::uint32_t group = call.q.heads / call.kv.kv_heads;
+    const std::int64_t k_step = call.kv.k.head_stride;
+    const std::int64_t v_step = call.kv.v.head_stride;
     each_run([&](std::uint32_t head, std::uint32_t rows) {
-      const std::uint32_t kv_head = head / group;
-      const bool last = kv_head + 1 == call.kv.kv_heads;
-      const decode_tokens* const ahead = head % group != 0 ? nullptr : last ? &next : &tokens;
-      const std::int64_t at = kv_head;
-      const std::int64_t at_next = last ? 0 : at + 1;
-      const std::int64_t k = call.kv.k.head_stride;
-      const std::int64_t v = call.kv.v.head_stride;
-      if (rows == 8) run<8>(head, tokens, at * k, at * v, ahead, at_next * k, at_next * v);
-      if (rows == 4) run<4>(head, tokens, at * k, at * v, ahead, at_next * k, at_next * v);
-      if (rows == 2) run<2>(head, tokens, at * k, at * v, ahead, at_next * k, at_next * v);
-      if (rows == 1) run<1>(head, tokens, at * k, at * v, ahead, at_next * k, at_next * v);
+      const std::int64_t at = head / group;
+      const bool asked = head % group != 0;  // by the group's first run
+      const bool last = at + 1 == std::int64_t{call.kv.kv_heads};
+      const decode_tokens& ahead = last && !asked ? next : tokens;
+      const std::int64_t then = asked ? at : last ? 0 : at + 1;
+      const decode_stream k{tokens.k, at * k_step, ahead.k, then * k_step};
+      const decode_stream v{tokens.v, at * v_step, ahead.v, then * v_step};
+      if (rows == 8) run<8>(head, tokens.count, k, v);
+      if (rows == 4) run<4>(head, tokens.count, k, v);
+      if (rows == 2) run<2>(head, tokens.count, k, v);
+      if (rows == 1) run<1>(head, tokens.count, k, v);
     });
   }
 
@@ -332,12 +381,12 @@ struct decoder {
       float sum[8] = {};
       for (std::uint32_t i = 0; i < lanes; ++i) sum[i % rows] += total[first * cpu::padding + i];
       for (std::uint32_t r = 0; r < rows; ++r) {
-        const float* const o = output + (first + r) * dim_v;
         float lse = empty_lse();
         if (std::bit_cast<std::uint32_t>(sum[r]) == 0) {
           std::memset(natural, 0, dim_v * sizeof(float));
         } else {
-          for (std::size_t d = 0; d < dim_v; ++d) natural[d] = o[place<V>(d, dim_v)] / sum[r];
+          for (std::size_t d = 0; d < dim_v; ++d)
+            natural[d] = output[first * dim_v + run_place<V>(d, r, rows, dim_v)] / sum[r];
           lse = top[first * cpu::padding + r] + std::log2(sum[r]);
         }
         cpu::leave_row(call, tile, unit, row, first + r, natural, lse);
