@@ -136,6 +136,25 @@ TEST_CASE("R17 q and out may be slices with strides of their own, of 16-bit elem
   }
 }
 
+TEST_CASE("logits that rise, fall or jump from token to token agree with the reference") {
+  // Two natural units a token, so a row's maximum grows beyond any threshold again and again. It ends near 0, where an
+  // f32 logit is precise.
+  const std::uint32_t length = 130;
+  for (const std::uint32_t group : {1u, 2u, 4u, 8u, 13u, 16u}) {
+    for (const int kind : {0, 1, 2}) {
+      scene<bf16> s({.kv_heads = 2, .group = group}, {{1, length}, {5, length}}, group);
+      for (std::uint32_t t = 0; t < length; ++t) {
+        const std::uint32_t step = kind == 0 ? t : kind == 1 ? length - t : t * 37 % length;
+        for (const std::size_t row : {std::size_t{0}, std::size_t{1}})
+          s.fill_k(row, t, 0.25f * (static_cast<float>(step) - static_cast<float>(length)));
+      }
+      std::fill(s.q.begin(), s.q.end(), 1.0f);  // logit = 64 * 0.25 * step / 8
+      INFO((kind == 0 ? "rising" : kind == 1 ? "falling" : "jumping"));
+      hold<causal>(s);
+    }
+  }
+}
+
 TEST_CASE("a randomly drawn batch agrees with the reference") {
   const unsigned rounds = thorough ? 60 : 4;
   for (unsigned seed = 1; seed <= rounds; ++seed) {
