@@ -81,13 +81,14 @@ struct paged {
   }
 };
 
-template <class T>
+template <class T, bool Invariant>
 struct bundle : policies {
   using dtype = kv_dtype<T>;
+  static constexpr bool batch_invariant = Invariant;
 };
 
 /// `sequences` sequences of `kv_len` tokens, the newest `queries` of each computed.
-template <class T>
+template <class T, bool Invariant = false>
 struct workload {
   paged<T> kv;
   std::uint32_t group;
@@ -115,18 +116,18 @@ struct workload {
     return {
         offsets, lengths, block_tables::padded(kv.table.data(), sequences, kv.blocks / sequences), {}, kv.block_size};
   }
-  [[nodiscard]] attention<bundle<T>> engine() const {
-    return attention<bundle<T>>(
+  [[nodiscard]] attention<bundle<T, Invariant>> engine() const {
+    return attention<bundle<T, Invariant>>(
         {.shape = {.query_heads = kv_heads * group, .kv_heads = kv_heads, .head_dim = kv.head_dim}}, pool());
   }
-  void run(const attention<bundle<T>>& a, const attention_plan& plan) {
+  void run(const attention<bundle<T, Invariant>>& a, const attention_plan& plan) {
     a.run(plan, kv.view(), rows_view<const T>(q.data(), rows, kv_heads * group, kv.head_dim),
           rows_view<T>(out.data(), rows, kv_heads * group, kv.head_dim));
   }
 };
 
 /// Arguments: group, head_dim, block_size, kv_len.
-template <class T>
+template <class T, bool Invariant = false>
 void decode(benchmark::State& state) {
   const auto group = static_cast<std::uint32_t>(state.range(0));
   const auto dim = static_cast<std::uint32_t>(state.range(1));
@@ -135,7 +136,7 @@ void decode(benchmark::State& state) {
   // So many sequences that their KV is far larger than the caches.
   const std::size_t each = std::size_t{kv_len} * kv_heads * dim * sizeof(T) * 2;
   const auto sequences = static_cast<std::uint32_t>((std::max)(std::size_t{1}, stream_bytes / each));
-  workload<T> work(group, dim, block_size, sequences, kv_len, 1);
+  workload<T, Invariant> work(group, dim, block_size, sequences, kv_len, 1);
   const auto a = work.engine();
   const attention_plan plan = a.plan(work.batch());
   work.run(a, plan);
@@ -227,6 +228,12 @@ void prefill_rows(benchmark::internal::Benchmark* b) {
 }
 
 BENCHMARK(decode<bf16>)->Apply(decode_rows)->Iterations(9)->UseManualTime()->Unit(benchmark::kMillisecond);
+BENCHMARK(decode<bf16, true>)
+    ->Name("decode_batch_invariant<bf16>")
+    ->Apply(few_decode_rows)
+    ->Iterations(9)
+    ->UseManualTime()
+    ->Unit(benchmark::kMillisecond);
 BENCHMARK(decode<f16>)->Apply(few_decode_rows)->Iterations(9)->UseManualTime()->Unit(benchmark::kMillisecond);
 BENCHMARK(decode<f32>)->Apply(few_decode_rows)->Iterations(9)->UseManualTime()->Unit(benchmark::kMillisecond);
 BENCHMARK(prefill<bf16>)->Apply(prefill_rows)->Iterations(9)->UseManualTime()->Unit(benchmark::kMillisecond);

@@ -87,12 +87,6 @@ using attention_dtype_or_bf16 =
 template <class Policies>
 class attention {
  public:
-  static_assert(attention_variant<typename Policies::variant>,
-                "variant needs `static constexpr const char* name` and "
-                "`static constexpr kvcache::variant_features features`");
-  static_assert(kv_dtype_policy<typename Policies::dtype>,
-                "dtype needs `using k = T; using v = T;`, each T one of f32, f16, bf16: kvcache::kv_dtype<K, V>");
-
   using policies_type = Policies;
   using variant = detail::attention_variant_or_causal<Policies>;
   using dtype = detail::attention_dtype_or_bf16<Policies>;
@@ -221,6 +215,13 @@ class attention {
 
   options_type options_;
   executor_ref executor_;
+
+  // Last, so that the default goes on where one of them fails.
+  static_assert(attention_variant<typename Policies::variant>,
+                "variant needs `static constexpr const char* name` and "
+                "`static constexpr kvcache::variant_features features`");
+  static_assert(kv_dtype_policy<typename Policies::dtype>,
+                "dtype needs `using k = T; using v = T;`, each T one of f32, f16, bf16: kvcache::kv_dtype<K, V>");
 };
 
 }  // namespace kvcache
