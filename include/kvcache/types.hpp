@@ -57,7 +57,7 @@ enum class block_state : std::uint8_t {
   free,        ///< unreferenced, no key
   evictable,   ///< unreferenced, may be found by its content until it is needed
   referenced,  ///< in at least one sequence's table
-  held,        ///< released, but a step or transfer in flight may still touch it
+  held,        ///< released, but a step or transfer in flight may still touch it, or a cached successor is in use
 };
 
 /// How many blocks are in each state; the null block apart, they add up to the capacity at every moment.

@@ -474,3 +474,30 @@ TEST_CASE("Steps: a held block that was opened again and released in a later ste
   REQUIRE(m.retire(*two).has_value());
   CHECK(m.state(1) == block_state::evictable);
 }
+
+TEST_CASE("Steps: a dropped one leaves no trace of the copy it would have made") {
+  manager m({.blocks = 10, .block_size = 4});
+  const auto a = open_empty(m, 1);
+  extend(m, a, words(1, 3));
+  const auto b = m.fork(a);
+  REQUIRE(b.has_value());
+  {
+    const std::array wants{want{*b, 1}};  // shared with a: would copy the tail
+    auto dropped = m.begin(wants);
+    REQUIRE(dropped.has_value());
+    CHECK(dropped->copies().size() == 1);
+  }
+  // Now b is the last holder; a step in flight of somebody else does not touch its tail.
+  const auto other = open_empty(m, 2);
+  REQUIRE(m.close(a).has_value());
+  const std::array unrelated{want{other, 0}};
+  auto in_flight = m.begin(unrelated);
+  REQUIRE(in_flight.has_value());
+  const std::array wants{want{*b, 1}};
+  const auto needed = m.blocks_needed(wants);
+  REQUIRE(needed.has_value());
+  CHECK(*needed == 0);
+  auto step = m.begin(wants);
+  REQUIRE(step.has_value());
+  CHECK(step->copies().empty());
+}

@@ -139,28 +139,29 @@ class block_manager {
 
   /// Whether the id names a sequence that is open.
   [[nodiscard]] bool contains(sequence_id sequence) const noexcept { return sequences_.find(sequence) != nullptr; }
-  /// Accepted tokens. stale_id.
+  /// Accepted tokens. stale_id. O(1).
   [[nodiscard]] result<std::uint32_t> length(sequence_id sequence) const noexcept {
     const auto* s = sequences_.find(sequence);
     if (s == nullptr) return sequences_.stale(sequence);
     return s->length;
   }
-  /// Tokens whose content was committed. stale_id.
+  /// Tokens whose content was committed. stale_id. O(1).
   [[nodiscard]] result<std::uint32_t> committed(sequence_id sequence) const noexcept {
     const auto* s = sequences_.find(sequence);
     if (s == nullptr) return sequences_.stale(sequence);
     return s->committed;
   }
   /// All blocks that a sequence holds, reserved ones included, in the order of its tokens. Valid until the next call
-  /// that changes the sequence or opens one. stale_id.
+  /// that changes the sequence or opens one. stale_id. O(1).
   [[nodiscard]] result<std::span<const block_id>> table(sequence_id sequence,
                                                         std::uint32_t layer_group = 0) const noexcept {
-    KVCACHE_ASSERT(layer_group < groups(), "no such layer group");
+    KVCACHE_ASSERT(layer_group < layer_group_count(), "no such layer group");
     const auto* s = sequences_.find(sequence);
     if (s == nullptr) return sequences_.stale(sequence);
     return std::span<const block_id>(s->tables[layer_group]);
   }
   /// Writes the slots of tokens [first, first + out.size()). stale_id. beyond_length: no block is there for them.
+  /// O(out.size()).
   result<void> slots(sequence_id sequence, std::uint32_t first, std::span<slot_id> out,
                      std::uint32_t layer_group = 0) const noexcept {
     const auto blocks = table(sequence, layer_group);
@@ -174,7 +175,7 @@ class block_manager {
 
   /// Blocks in each state. O(1).
   [[nodiscard]] block_counts counts() const noexcept { return blocks_.pool.counts(); }
-  /// Blocks that tokens can use.
+  /// Blocks that tokens can use. O(1).
   [[nodiscard]] std::uint32_t capacity() const noexcept { return blocks_.pool.capacity(); }
   /// Precondition, as for ref_count and cached: 1 <= block <= capacity().
   [[nodiscard]] block_state state(block_id block) const noexcept { return blocks_.pool.state(block); }
@@ -182,7 +183,9 @@ class block_manager {
   [[nodiscard]] std::uint32_t ref_count(block_id block) const noexcept { return blocks_.pool.ref_count(block); }
   /// Whether the block can be found by its content.
   [[nodiscard]] bool cached(block_id block) const noexcept { return blocks_.index.contains(block); }
-  [[nodiscard]] std::uint32_t groups() const noexcept { return blocks_.groups.size(); }
+  /// Layer groups of the pool. O(1), as all below.
+  [[nodiscard]] std::uint32_t layer_group_count() const noexcept { return blocks_.groups.size(); }
+  /// Tokens in a block of one layer group.
   [[nodiscard]] std::uint32_t block_size(std::uint32_t layer_group = 0) const noexcept {
     return blocks_.groups.block_size(layer_group);
   }
@@ -190,6 +193,7 @@ class block_manager {
   [[nodiscard]] std::uint32_t steps_in_flight() const noexcept {
     return static_cast<std::uint32_t>(blocks_.steps.open().size());
   }
+  /// Running sums since the pool was built.
   [[nodiscard]] block_statistics statistics() const noexcept {
     block_statistics s = statistics_;
     s.evicted_blocks = blocks_.evicted;

@@ -43,9 +43,9 @@ class layer_groups {
   }
 
   [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(groups_.size()); }
-  [[nodiscard]] std::uint32_t block_size(std::uint32_t group) const noexcept {
-    KVCACHE_ASSERT(group < size(), "no such layer group");
-    return groups_[group].block_size;
+  [[nodiscard]] std::uint32_t block_size(std::uint32_t layer_group_index) const noexcept {
+    KVCACHE_ASSERT(layer_group_index < size(), "no such layer group");
+    return groups_[layer_group_index].block_size;
   }
   /// The largest block size.
   [[nodiscard]] std::uint32_t largest() const noexcept { return largest_; }
@@ -53,8 +53,8 @@ class layer_groups {
   [[nodiscard]] std::uint64_t stride() const noexcept { return stride_; }
 
   /// Blocks of one group that hold `tokens` tokens.
-  [[nodiscard]] std::uint64_t blocks_for(std::uint32_t group, std::uint64_t tokens) const noexcept {
-    const std::uint32_t size_of_block = block_size(group);
+  [[nodiscard]] std::uint64_t blocks_for(std::uint32_t layer_group_index, std::uint64_t tokens) const noexcept {
+    const std::uint32_t size_of_block = block_size(layer_group_index);
     return tokens / size_of_block + (tokens % size_of_block != 0);
   }
   /// Blocks of all groups that hold `tokens` tokens. O(groups).

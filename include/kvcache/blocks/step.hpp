@@ -106,7 +106,8 @@ class [[nodiscard]] step {
     return {r.query_offsets, r.kv_lengths, block_tables::csr(g.blocks.data(), g.offsets), g.slots, g.block_size};
   }
 
-  /// The same tables padded with null blocks to the longest row. O(rows * columns) the first time, then O(1).
+  /// The same tables padded with null blocks to the longest row. O(rows * columns) the first time, then O(1). The
+  /// first call fills the array, so it must not run beside another on the same step.
   [[nodiscard]] block_tables padded(std::uint32_t layer_group = 0) const noexcept {
     auto& g = group(layer_group);
     const std::size_t rows = g.offsets.size() - 1;
