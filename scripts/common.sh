@@ -34,6 +34,7 @@ need_packages() {
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${missing[@]}"
 }
 
-build_packages=(g++ cmake ninja-build ccache python3 ca-certificates libopenblas-dev libcli11-dev nlohmann-json3-dev)
+build_packages=(g++ cmake ninja-build ccache pkg-config python3 ca-certificates libopenblas-dev libcli11-dev libpcre2-dev
+  nlohmann-json3-dev)
 test_packages=(catch2 libbenchmark-dev clang-format git)
 python3 -m pip --version >/dev/null 2>&1 || build_packages+=(python3-pip)

@@ -1,47 +1,55 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "byte_alphabet.hpp"
 
-#include "unicode.hpp"
-
-#include <algorithm>
+#include <array>
+#include <unordered_map>
 
 namespace engine {
 namespace {
 
-std::array<char32_t, 256> make_alphabet() noexcept {
-  std::array<char32_t, 256> out{};
-  char32_t next = 0x100;
-  for (char32_t byte = 0; byte < 256; ++byte) {
+/// The character of each byte in UTF-8: one byte or two.
+std::array<std::string, 256> make_alphabet() {
+  std::array<std::string, 256> out;
+  unsigned next = 0x100;
+  for (unsigned byte = 0; byte < 256; ++byte) {
     const bool printable =
         (byte >= 0x21 && byte <= 0x7e) || (byte >= 0xa1 && byte <= 0xac) || (byte >= 0xae && byte <= 0xff);
-    out[byte] = printable ? byte : next++;
+    const unsigned character = printable ? byte : next++;
+    if (character >= 0x80) out[byte].push_back(static_cast<char>(0xc0 | character >> 6));
+    out[byte].push_back(static_cast<char>(character < 0x80 ? character : 0x80 | (character & 0x3f)));
   }
+  return out;
+}
+
+const std::array<std::string, 256>& alphabet() {
+  static const std::array<std::string, 256> made = make_alphabet();
+  return made;
+}
+
+std::unordered_map<std::string_view, char> make_bytes() {
+  std::unordered_map<std::string_view, char> out;
+  for (std::size_t byte = 0; byte < 256; ++byte)
+    out.emplace(alphabet()[byte], static_cast<char>(static_cast<unsigned char>(byte)));
   return out;
 }
 
 }  // namespace
 
-const std::array<char32_t, 256>& byte_alphabet() noexcept {
-  static const std::array<char32_t, 256> alphabet = make_alphabet();
-  return alphabet;
-}
-
 std::optional<std::string> spelled_bytes(std::string_view entry) {
-  const auto& alphabet = byte_alphabet();
+  static const std::unordered_map<std::string_view, char> bytes = make_bytes();
   std::string out;
-  for (std::size_t at = 0; at < entry.size();) {
-    const code_point point = decode_utf8(entry, at);
-    const auto found = std::find(alphabet.begin(), alphabet.end(), point.value);
-    if (found == alphabet.end()) return std::nullopt;
-    out.push_back(static_cast<char>(static_cast<unsigned char>(found - alphabet.begin())));
-    at += point.bytes;
+  while (!entry.empty()) {
+    const auto found = bytes.find(entry.substr(0, static_cast<unsigned char>(entry[0]) < 0x80 ? 1 : 2));
+    if (found == bytes.end()) return std::nullopt;
+    out.push_back(found->second);
+    entry.remove_prefix(found->first.size());
   }
   return out;
 }
 
 std::string spell_bytes(std::string_view bytes) {
   std::string out;
-  for (const char byte : bytes) append_utf8(out, byte_alphabet()[static_cast<unsigned char>(byte)]);
+  for (const char byte : bytes) out += alphabet()[static_cast<unsigned char>(byte)];
   return out;
 }
 

@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <array>
 #include <optional>
 #include <string>
 #include <string_view>
 
 namespace engine {
 
-/// Byte-level vocabularies spell each byte as a printable character: those that are printable in Latin-1 as themselves,
-/// the others, in order, as U+0100 and up (GPT-2's convention).
-[[nodiscard]] const std::array<char32_t, 256>& byte_alphabet() noexcept;
+// Byte-level vocabularies spell each byte as a printable character: those that are printable in Latin-1 as themselves,
+// the others, in order, as U+0100 and up (GPT-2's convention).
 
 /// The bytes that a vocabulary entry spells; nothing where a character is outside the alphabet.
 [[nodiscard]] std::optional<std::string> spelled_bytes(std::string_view entry);

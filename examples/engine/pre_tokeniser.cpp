@@ -2,103 +2,100 @@
 #include "pre_tokeniser.hpp"
 
 #include "bad_input.hpp"
-#include "unicode.hpp"
 
-#include <array>
+#include <new>
 #include <string>
+
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
 
 namespace engine {
 namespace {
 
-enum class kind { letter, number, space, other };
+// \s is not used: in PCRE2 it also means U+180E, which has not been white space since Unicode 6.3.
+constexpr const char* gpt2_words =
+    R"('(?:[stmd]|re|ve|ll)| ?\p{L}+| ?\p{N}+| ?[^\p{wspace}\p{L}\p{N}]+|\p{wspace}+(?!\P{wspace})|\p{wspace}+)";
+// The model's own way is to take the number characters out and to cut what lies between as GPT-2 does; so white space
+// before a number ends a text.
+constexpr const char* smollm_words =
+    R"(\p{N}|'(?:[stmd]|re|ve|ll)| ?\p{L}+| ?[^\p{wspace}\p{L}\p{N}]+|\p{wspace}+(?![^\p{wspace}\p{N}])|\p{wspace}+)";
 
-struct piece {
-  code_point point;
-  kind what;
-};
-
-piece piece_at(std::string_view text, std::size_t at) noexcept {
-  const code_point point = decode_utf8(text, at);
-  if (is_letter(point.value)) return {point, kind::letter};
-  if (is_number(point.value)) return {point, kind::number};
-  if (is_space(point.value)) return {point, kind::space};
-  return {point, kind::other};
-}
-
-/// Bytes of the contraction that the text begins with, or 0.
-std::size_t contraction(std::string_view text) noexcept {
-  constexpr std::array<std::string_view, 7> endings{"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"};
-  for (const std::string_view ending : endings)
-    if (text.starts_with(ending)) return ending.size();
-  return 0;
-}
-
-std::size_t run_of(kind what, std::string_view text, std::size_t from) noexcept {
-  std::size_t at = from;
-  while (at < text.size()) {
-    const piece next = piece_at(text, at);
-    if (next.what != what) break;
-    at += next.point.bytes;
-  }
-  return at - from;
-}
-
-/// White space before a word leaves its last character to that word; at the text's end it takes all.
-std::size_t space_run(std::string_view text) noexcept {
-  std::size_t at = 0;
-  std::size_t last = 0;
-  while (at < text.size()) {
-    const piece next = piece_at(text, at);
-    if (next.what != kind::space) break;
-    last = at;
-    at += next.point.bytes;
-  }
-  return at < text.size() && last > 0 ? last : at;
-}
-
-/// Bytes of the first match of GPT-2's pattern (Radford et al. 2019):
-/// 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-std::size_t first_word(std::string_view text) noexcept {
-  if (const std::size_t length = contraction(text); length > 0) return length;
-  const std::size_t lead = text[0] == ' ' && text.size() > 1 ? 1 : 0;
-  const kind what = piece_at(text, lead).what;
-  if (what != kind::space) return lead + run_of(what, text, lead);
-  return space_run(text);
-}
-
-void split_gpt2(std::string_view text, std::vector<std::string_view>& words) {
-  while (!text.empty()) {
-    const std::size_t length = first_word(text);
-    words.push_back(text.substr(0, length));
-    text.remove_prefix(length);
-  }
-}
-
-}  // namespace
-
-pre_tokeniser pre_tokeniser_named(std::string_view name) {
-  if (name == "gpt-2") return pre_tokeniser::gpt2;
-  if (name == "smollm") return pre_tokeniser::smollm;
+const char* words_named(std::string_view name) {
+  if (name == "gpt-2") return gpt2_words;
+  if (name == "smollm") return smollm_words;
   throw bad_input("tokenizer.ggml.pre is '" + std::string(name) + "', this engine knows 'gpt-2' and 'smollm'");
 }
 
-std::vector<std::string_view> split_words(pre_tokeniser how, std::string_view text) {
+std::string message_of(int status) {
+  char text[128] = "";
+  ::pcre2_get_error_message(status, reinterpret_cast<PCRE2_UCHAR*>(text), sizeof text);
+  return text;
+}
+
+bool is_utf8_error(int status) noexcept { return status <= PCRE2_ERROR_UTF8_ERR1 && status >= PCRE2_ERROR_UTF8_ERR21; }
+
+class matcher {
+ public:
+  explicit matcher(const pcre2_code* pattern)
+      : pattern_(pattern), found_(::pcre2_match_data_create_from_pattern(pattern, nullptr)) {
+    if (!found_) throw std::bad_alloc();
+  }
+
+  /// Bytes of whole characters that the text begins with.
+  std::size_t valid(std::string_view text) const {
+    const int status = match(text, 0, 0);
+    return is_utf8_error(status) ? ::pcre2_get_startchar(found_.get()) : text.size();
+  }
+
+  /// The end of the word that begins at `at`, in a valid text.
+  std::size_t word_end(std::string_view text, std::size_t at) const {
+    // What was checked once is not checked again for each word.
+    if (const int status = match(text, at, PCRE2_NO_UTF_CHECK); status < 0)
+      throw bad_input("the text cannot be cut into words after byte " + std::to_string(at) + ": " + message_of(status));
+    return ::pcre2_get_ovector_pointer(found_.get())[1];
+  }
+
+ private:
+  struct free_match_data {
+    void operator()(pcre2_match_data* data) const noexcept { ::pcre2_match_data_free(data); }
+  };
+
+  int match(std::string_view text, std::size_t at, std::uint32_t options) const {
+    return ::pcre2_match(pattern_, reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), at, options | PCRE2_ANCHORED,
+                         found_.get(), nullptr);
+  }
+
+  const pcre2_code* pattern_;
+  std::unique_ptr<pcre2_match_data, free_match_data> found_;
+};
+
+}  // namespace
+
+pre_tokeniser::pre_tokeniser(std::string_view name) {
+  int fault = 0;
+  PCRE2_SIZE where = 0;
+  pcre2_code* pattern = ::pcre2_compile(reinterpret_cast<PCRE2_SPTR>(words_named(name)), PCRE2_ZERO_TERMINATED,
+                                        PCRE2_UTF | PCRE2_UCP, &fault, &where, nullptr);
+  if (pattern == nullptr)
+    throw bad_input("PCRE2 refuses the words of '" + std::string(name) + "' (" + message_of(fault) +
+                    "); this engine needs PCRE2 10.40 or later");
+  pattern_ = {pattern, ::pcre2_code_free};
+}
+
+std::vector<std::string_view> pre_tokeniser::split(std::string_view text) const {
+  const matcher matcher(static_cast<const pcre2_code*>(pattern_.get()));
   std::vector<std::string_view> words;
-  if (how == pre_tokeniser::gpt2) {
-    split_gpt2(text, words);
-    return words;
-  }
-  std::size_t begin = 0;
-  for (std::size_t at = 0; at < text.size();) {
-    const piece next = piece_at(text, at);
-    if (next.what == kind::number) {
-      split_gpt2(text.substr(begin, at - begin), words);
-      words.push_back(text.substr(at, next.point.bytes));
-      begin = at + next.point.bytes;
+  while (!text.empty()) {
+    const std::size_t valid = matcher.valid(text);
+    const std::string_view whole = text.substr(0, valid);
+    for (std::size_t at = 0; at < valid;) {
+      const std::size_t end = matcher.word_end(whole, at);
+      words.push_back(whole.substr(at, end - at));
+      at = end;
     }
-    at += next.point.bytes;
+    if (valid < text.size()) words.push_back(text.substr(valid, 1));
+    text.remove_prefix(valid < text.size() ? valid + 1 : valid);
   }
-  split_gpt2(text.substr(begin), words);
   return words;
 }
 

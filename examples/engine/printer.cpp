@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "printer.hpp"
 
-#include "unicode.hpp"
+#include "utf8.hpp"
 
 namespace engine {
 

@@ -19,14 +19,17 @@ constexpr std::uint64_t pair_key(token_id left, token_id right) noexcept {
 constexpr std::int64_t control_token = 3;
 constexpr std::int64_t user_defined_token = 4;
 
-}  // namespace
-
-tokeniser::tokeniser(const gguf& file) {
+pre_tokeniser pre_tokeniser_of(const gguf& file) {
   const std::string_view model = file.text("tokenizer.ggml.model");
   if (model != "gpt2")
     throw bad_input("tokenizer.ggml.model is '" + std::string(model) +
                     "', this engine knows 'gpt2' (byte-level byte pair encoding)");
-  split_ = pre_tokeniser_named(file.text("tokenizer.ggml.pre"));
+  return pre_tokeniser(file.text("tokenizer.ggml.pre"));
+}
+
+}  // namespace
+
+tokeniser::tokeniser(const gguf& file) : pre_tokeniser_(pre_tokeniser_of(file)) {
   read_tokens(file);
   read_merges(file);
   const std::uint64_t end = file.count("tokenizer.ggml.eos_token_id");
@@ -143,7 +146,7 @@ void tokeniser::encode_word(std::string_view word, std::vector<token_id>& out) c
 }
 
 void tokeniser::encode_text(std::string_view text, std::vector<token_id>& out) const {
-  for (const std::string_view word : split_words(split_, text)) encode_word(word, out);
+  for (const std::string_view word : pre_tokeniser_.split(text)) encode_word(word, out);
 }
 
 std::vector<token_id> tokeniser::encode(std::string_view text, specials how) const {

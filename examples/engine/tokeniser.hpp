@@ -60,7 +60,7 @@ class tokeniser {
   std::unordered_map<std::uint64_t, merge> merges_;
   std::vector<std::pair<std::string, token_id>> specials_;  ///< longest first
   std::array<std::optional<token_id>, 256> byte_tokens_{};
-  pre_tokeniser split_{};
+  pre_tokeniser pre_tokeniser_;
   token_id end_of_sequence_ = 0;
 };
 

@@ -7,7 +7,7 @@
 #include "gguf_writer.hpp"
 #include "pre_tokeniser.hpp"
 #include "support.hpp"
-#include "unicode.hpp"
+#include "utf8.hpp"
 
 #include <string>
 #include <string_view>
@@ -52,7 +52,7 @@ std::string fault_of(const gguf_writer& writer) {
 }  // namespace
 
 TEST_CASE("Text is cut into words as GPT-2's pattern does") {
-  const auto split = [](std::string_view text) { return split_words(pre_tokeniser::gpt2, text); };
+  const auto split = [](std::string_view text) { return pre_tokeniser("gpt-2").split(text); };
   CHECK(split("") == words_of{});
   CHECK(split("Hello, world!") == words_of{"Hello", ",", " world", "!"});
   CHECK(split("I'm you're 'tis I'M") == words_of{"I", "'m", " you", "'re", " '", "tis", " I", "'", "M"});
@@ -64,25 +64,28 @@ TEST_CASE("Text is cut into words as GPT-2's pattern does") {
 }
 
 TEST_CASE("SmolLM's words hold each number character alone") {
-  const auto split = [](std::string_view text) { return split_words(pre_tokeniser::smollm, text); };
+  const auto split = [](std::string_view text) { return pre_tokeniser("smollm").split(text); };
   CHECK(split("x123 4") == words_of{"x", "1", "2", "3", " ", "4"});
   CHECK(split("a  5b") == words_of{"a", "  ", "5", "b"});
+  CHECK(split("a  b 's5't") == words_of{"a", " ", " b", " '", "s", "5", "'t"});
   CHECK(split("½Ⅷ٣") == words_of{"½", "Ⅷ", "٣"});
 }
 
-TEST_CASE("UTF-8 is read code point by code point, and what is none byte by byte") {
-  const auto at = [](std::string_view text) {
-    const code_point c = decode_utf8(text, 0);
-    return std::pair(static_cast<unsigned>(c.value), c.bytes);
-  };
-  CHECK(at("a") == std::pair(0x61u, std::size_t{1}));
-  CHECK(at("é") == std::pair(0xe9u, std::size_t{2}));
-  CHECK(at("中") == std::pair(0x4e2du, std::size_t{3}));
-  CHECK(at("😀") == std::pair(0x1f600u, std::size_t{4}));
-  const auto invalid = std::pair(0xfffdu, std::size_t{1});
-  for (const std::string_view text :
-       {"\x80", "\xc0\x80", "\xc3", "\xe4\xb8", "\xed\xa0\x80", "\xf5\x80\x80\x80", "\xf0\x80\x80\x80"})
-    CHECK(at(text) == invalid);
+TEST_CASE("White space is what Unicode says; bytes that are part of no character are words of their own") {
+  const pre_tokeniser words("gpt-2");
+  for (const std::string_view space : {"\x0b", "\xc2\x85", "\xc2\xa0", "\xe2\x80\xa8", "\xe3\x80\x80"}) {
+    const std::string text = std::string("a").append(space).append("b");
+    CHECK(words.split(text) == words_of{"a", space, "b"});
+  }
+  CHECK(words.split("a\xe1\xa0\x8e!") == words_of{"a", "\xe1\xa0\x8e!"});  // U+180E is none
+  CHECK(words.split({"a\0b", 3}) == words_of{"a", {"\0", 1}, "b"});
+  for (const std::string_view broken : {"\x80", "\xc3", "\xff"}) {
+    const std::string text = std::string("ab").append(broken);
+    CHECK(words.split(text) == words_of{"ab", broken});
+  }
+  CHECK(words.split("\xc0\x80") == words_of{"\xc0", "\x80"});                      // overlong
+  CHECK(words.split("\xed\xa0\x80 b") == words_of{"\xed", "\xa0", "\x80", " b"});  // a surrogate
+  CHECK(words.split("a \xe4\xb8 b") == words_of{"a", " ", "\xe4", "\xb8", " b"});  // cut off
 }
 
 TEST_CASE("Streamed text holds back exactly the bytes of an unfinished character") {
