@@ -2,6 +2,7 @@
 #include "blas.hpp"
 
 #include "bad_input.hpp"
+#include "share.hpp"
 
 #include <algorithm>
 #include <cstdlib>
@@ -70,11 +71,12 @@ std::size_t rows_per_call(std::size_t x_rows, std::size_t columns, std::size_t w
 
 }  // namespace
 
-void multiply(thread_team& team, matrix_view<const float> x, matrix_view<const float> weights, matrix_view<float> out) {
+void multiply(kvcache::thread_pool& workers, matrix_view<const float> x, matrix_view<const float> weights,
+              matrix_view<float> out) {
   if (x.rows == 0) return;
   const openblas& library = blas();
   const auto as_int = [](std::size_t n) { return static_cast<blasint>(n); };
-  team.run([&](unsigned ith, unsigned nth) {
+  workers.run([&](unsigned ith, unsigned nth) {
     const share mine = share_of(weights.rows, 16, ith, nth);
     if (mine.begin == mine.end) return;
     if (x.rows == 1) {

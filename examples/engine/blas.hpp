@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "thread_team.hpp"
+#include <kvcache/attention/cpu/thread_pool.hpp>
 
 #include <cstddef>
 #include <string>
@@ -17,9 +17,10 @@ struct matrix_view {
   std::size_t stride = 0;
 };
 
-/// out = x * transpose(weights): out is [x.rows, weights.rows]. OpenBLAS computes; each thread of the team does a part
+/// out = x * transpose(weights): out is [x.rows, weights.rows]. OpenBLAS computes; each thread of the pool does a part
 /// of the weights' rows. Throws bad_input where OpenBLAS cannot be loaded.
-void multiply(thread_team& team, matrix_view<const float> x, matrix_view<const float> weights, matrix_view<float> out);
+void multiply(kvcache::thread_pool& workers, matrix_view<const float> x, matrix_view<const float> weights,
+              matrix_view<float> out);
 
 /// The processor that OpenBLAS computes for.
 [[nodiscard]] std::string blas_core();

@@ -27,12 +27,12 @@ struct engine_policies : kvcache::policies {
 template <class Policies>
 class typed_kv_cache final : public kv_cache {
  public:
-  typed_kv_cache(const llama_shape& shape, std::uint32_t blocks, thread_team& team)
+  typed_kv_cache(const llama_shape& shape, std::uint32_t blocks, kvcache::thread_pool& workers)
       : geometry_{.layers = shape.layers, .kv_heads = shape.kv_heads, .head_dim = shape.head_dim},
         cache_(geometry_, {.blocks = blocks}),
         attention_(
             {.shape = {.query_heads = shape.query_heads, .kv_heads = shape.kv_heads, .head_dim = shape.head_dim}},
-            team) {}
+            workers) {}
 
   kvcache::block_manager<kvcache::lru>& manager() noexcept override { return cache_.manager(); }
 
@@ -71,12 +71,13 @@ void validate_block_size(std::uint32_t block_size) {
   throw bad_input("block size is " + std::to_string(block_size) + ", choose one of " + known);
 }
 
-std::unique_ptr<kv_cache> make_kv_cache(const llama_shape& shape, const kv_options& options, thread_team& team) {
+std::unique_ptr<kv_cache> make_kv_cache(const llama_shape& shape, const kv_options& options,
+                                        kvcache::thread_pool& workers) {
   validate_block_size(options.block_size);
   return kvcache::dispatch(
       [&](auto block_size, auto element) -> std::unique_ptr<kv_cache> {
         using policies = engine_policies<block_size.value, typename decltype(element)::type>;
-        return std::make_unique<typed_kv_cache<policies>>(shape, options.blocks, team);
+        return std::make_unique<typed_kv_cache<policies>>(shape, options.blocks, workers);
       },
       kvcache::one_of<block_sizes[0], block_sizes[1], block_sizes[2]>{options.block_size},
       kvcache::dtype_of<kvcache::f32, kvcache::f16, kvcache::bf16>{options.dtype});

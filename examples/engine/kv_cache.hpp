@@ -2,8 +2,8 @@
 #pragma once
 
 #include "llama.hpp"
-#include "thread_team.hpp"
 
+#include <kvcache/attention/cpu/thread_pool.hpp>
 #include <kvcache/blocks/block_manager.hpp>
 #include <kvcache/dtype.hpp>
 #include <kvcache/eviction/lru.hpp>
@@ -43,8 +43,8 @@ class kv_cache : public attention_call {
 };
 
 /// Throws kvcache::invalid_argument or bad_input where the options can never work, kvcache::system_failure where memory
-/// is refused. The team has to outlive the cache.
+/// is refused. The pool of threads has to outlive the cache.
 [[nodiscard]] std::unique_ptr<kv_cache> make_kv_cache(const llama_shape& shape, const kv_options& options,
-                                                      thread_team& team);
+                                                      kvcache::thread_pool& workers);
 
 }  // namespace engine

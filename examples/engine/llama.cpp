@@ -4,6 +4,7 @@
 #include "bad_input.hpp"
 #include "blas.hpp"
 #include "dequantise.hpp"
+#include "share.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -47,7 +48,7 @@ class weight_reader {
 
 }  // namespace
 
-llama::llama(const gguf& file, thread_team& team) : shape_(read_llama_shape(file)), team_(team) {
+llama::llama(const gguf& file, kvcache::thread_pool& workers) : shape_(read_llama_shape(file)), workers_(workers) {
   load(file);
   for (std::uint32_t i = 0; i < shape_.head_dim / 2; ++i)
     inverse_frequencies_.push_back(
@@ -116,7 +117,7 @@ void llama::rotate(float* head, std::size_t row) const noexcept {
 void llama::normalise(std::span<const float> weight, const std::vector<float>& in, std::vector<float>& out,
                       std::size_t rows) {
   const std::size_t width = weight.size();
-  team_.run([&](unsigned ith, unsigned nth) {
+  workers_.run([&](unsigned ith, unsigned nth) {
     const share mine = share_of(rows, 1, ith, nth);
     for (std::size_t row = mine.begin; row < mine.end; ++row) {
       const float* x = in.data() + row * width;
@@ -136,9 +137,9 @@ void llama::attend(std::uint32_t index, const layer& weights, std::size_t rows, 
   const std::size_t kv_width = std::size_t{shape_.kv_heads} * shape_.head_dim;
   const std::size_t qkv_width = q_width + 2 * kv_width;
   normalise(weights.attention_norm, hidden_, normed_, rows);
-  multiply(team_, {normed_.data(), rows, width, width}, {weights.qkv.data(), qkv_width, width, width},
+  multiply(workers_, {normed_.data(), rows, width, width}, {weights.qkv.data(), qkv_width, width, width},
            {qkv_.data(), rows, qkv_width, qkv_width});
-  team_.run([&](unsigned ith, unsigned nth) {
+  workers_.run([&](unsigned ith, unsigned nth) {
     const share mine = share_of(rows, 1, ith, nth);
     for (std::size_t row = mine.begin; row < mine.end; ++row)
       for (std::uint32_t head = 0; head < shape_.query_heads + shape_.kv_heads; ++head)
@@ -152,7 +153,7 @@ void llama::attend(std::uint32_t index, const layer& weights, std::size_t rows, 
                 slice(q_width + kv_width, shape_.kv_heads),
                 kvcache::rows_view<float>(attended_.data(), static_cast<std::uint32_t>(rows), shape_.query_heads,
                                           shape_.head_dim));
-  multiply(team_, {attended_.data(), rows, q_width, q_width},
+  multiply(workers_, {attended_.data(), rows, q_width, q_width},
            {weights.attention_output.data(), width, q_width, q_width}, {change_.data(), rows, width, width});
 }
 
@@ -160,17 +161,17 @@ void llama::feed_forward(const layer& weights, std::size_t rows) {
   const std::size_t width = shape_.embedding;
   const std::size_t inner = shape_.feed_forward;
   normalise(weights.feed_forward_norm, hidden_, normed_, rows);
-  multiply(team_, {normed_.data(), rows, width, width}, {weights.gate_up.data(), 2 * inner, width, width},
+  multiply(workers_, {normed_.data(), rows, width, width}, {weights.gate_up.data(), 2 * inner, width, width},
            {gate_up_.data(), rows, 2 * inner, 2 * inner});
   // SwiGLU: silu(gate) * up, written over the gate.
-  team_.run([&](unsigned ith, unsigned nth) {
+  workers_.run([&](unsigned ith, unsigned nth) {
     const share mine = share_of(rows * inner, 64, ith, nth);
     for (std::size_t at = mine.begin; at < mine.end; ++at) {
       float* gate = gate_up_.data() + at / inner * 2 * inner + at % inner;
       *gate = *gate / (1.0f + std::exp(-*gate)) * gate[inner];
     }
   });
-  multiply(team_, {gate_up_.data(), rows, inner, 2 * inner}, {weights.down.data(), width, inner, inner},
+  multiply(workers_, {gate_up_.data(), rows, inner, 2 * inner}, {weights.down.data(), width, inner, inner},
            {change_.data(), rows, width, width});
 }
 
@@ -206,7 +207,7 @@ std::span<const float> llama::forward(const llama_batch& batch, attention_call& 
   normalise(output_norm_, change_, normed_, wanted);
   logits_.resize(wanted * shape_.vocabulary);
   const std::vector<float>& output = output_.empty() ? token_embedding_ : output_;
-  multiply(team_, {normed_.data(), wanted, width, width}, {output.data(), shape_.vocabulary, width, width},
+  multiply(workers_, {normed_.data(), wanted, width, width}, {output.data(), shape_.vocabulary, width, width},
            {logits_.data(), wanted, shape_.vocabulary, shape_.vocabulary});
   return logits_;
 }

@@ -2,9 +2,9 @@
 #pragma once
 
 #include "gguf.hpp"
-#include "thread_team.hpp"
 #include "tokeniser.hpp"
 
+#include <kvcache/attention/cpu/thread_pool.hpp>
 #include <kvcache/views.hpp>
 
 #include <cstddef>
@@ -52,12 +52,12 @@ struct llama_batch {
 };
 
 /// Weights and forward pass of a Llama-architecture model (Touvron et al. 2023: RMS norm, rotary positions, SwiGLU) in
-/// f32. One forward pass at a time.
+/// f32. One forward pass at a time. The pool has to outlive the model.
 class llama {
  public:
   /// Dequantises every weight. Throws bad_input where a tensor is missing, of the wrong shape, or not part of the
   /// architecture.
-  llama(const gguf& file, thread_team& team);
+  llama(const gguf& file, kvcache::thread_pool& workers);
 
   [[nodiscard]] const llama_shape& shape() const noexcept { return shape_; }
   [[nodiscard]] std::uint64_t weight_bytes() const noexcept;
@@ -84,7 +84,7 @@ class llama {
   void feed_forward(const layer& weights, std::size_t rows);
 
   llama_shape shape_;
-  thread_team& team_;
+  kvcache::thread_pool& workers_;
   std::vector<layer> layers_;
   std::vector<float> token_embedding_;
   std::vector<float> output_norm_;

@@ -13,6 +13,7 @@
 #include "request_file.hpp"
 #include "tokeniser.hpp"
 
+#include <kvcache/attention/cpu/thread_pool.hpp>
 #include <kvcache/error.hpp>
 #include <kvcache/geometry.hpp>
 
@@ -22,7 +23,6 @@
 #include <iostream>
 #include <memory>
 #include <string>
-#include <thread>
 
 #include <unistd.h>
 
@@ -33,14 +33,12 @@ using namespace engine;
 /// One sentence for what cannot be: checked before anything costs time.
 void check(const options& o) {
   validate_block_size(o.block_size);
+  constexpr unsigned most_threads = 1024;
+  if (o.threads > most_threads)
+    throw bad_input("threads is " + std::to_string(o.threads) + ", at most " + std::to_string(most_threads) +
+                    " are possible");
   if (o.defaults.max_tokens == 0) throw bad_input("max tokens is 0, the least is 1");
   validate(o.defaults.how);
-}
-
-unsigned threads_of(const options& o) {
-  if (o.threads != 0) return o.threads;
-  const unsigned cores = std::thread::hardware_concurrency();
-  return cores != 0 ? cores : 1;
 }
 
 std::uint32_t blocks_of(const options& o) {
@@ -55,9 +53,9 @@ class program {
         file_(o.model),
         gguf_(file_.bytes()),
         words_(gguf_),
-        team_(threads_of(o)),
-        model_(gguf_, team_),
-        cache_(make_kv_cache(model_.shape(), {o.block_size, o.dtype, blocks_of(o)}, team_)),
+        workers_(o.threads),
+        model_(gguf_, workers_),
+        cache_(make_kv_cache(model_.shape(), {o.block_size, o.dtype, blocks_of(o)}, workers_)),
         printer_(words_, {.text = o.json == "-" ? stderr : stdout,
                           .headings = !o.requests.empty(),
                           .progress = o.progress || ::isatty(STDERR_FILENO) != 0}),
@@ -130,7 +128,7 @@ class program {
                           .pool_blocks = cache_->manager().capacity(),
                           .bytes_per_token = cache_->bytes_per_token(),
                           .evicted_blocks = cache_->manager().statistics().evicted_blocks,
-                          .threads = team_.threads()};
+                          .threads = workers_.threads()};
     const std::string table = report_table(facts, batcher_.statistics(), batcher_.answers());
     std::fprintf(options_.json == "-" ? stderr : stdout, "\n%s", table.c_str());
     if (options_.json.empty()) return;
@@ -149,7 +147,7 @@ class program {
   mapped_file file_;
   gguf gguf_;
   tokeniser words_;
-  thread_team team_;
+  kvcache::thread_pool workers_;
   llama model_;
   std::unique_ptr<kv_cache> cache_;
   printer printer_;

@@ -170,7 +170,7 @@ TEST_CASE("Options that can never work end the engine with 2 and a sentence") {
   refuses(f, with({"--max-tokens", "0"}), "max tokens is 0, the least is 1");
   refuses(f, with({"--max-sequences", "0"}), "at once is 0, the least is 1");
   refuses(f, with({"--chunk", "0"}), "in a step is 0, the least is 1");
-  refuses(f, with({"--threads", "100000"}), "threads is 100000, 1 to 1024 are possible");
+  refuses(f, with({"--threads", "100000"}), "threads is 100000, at most 1024 are possible");
   refuses(f, with({"--temperature", "-1"}), "temperature is -1");
   refuses(f, with({"--top-p", "0"}), "top_p is 0");
   refuses(f, with({"--kv-dtype", "int3"}), "int3 not in {f32,f16,bf16}");

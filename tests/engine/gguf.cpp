@@ -6,7 +6,6 @@
 #include "gguf_writer.hpp"
 #include "llama.hpp"
 #include "random_model.hpp"
-#include "thread_team.hpp"
 #include "tokeniser.hpp"
 
 #include <cstdint>
@@ -199,7 +198,7 @@ TEST_CASE("A GGUF file with damaged bytes is read or refused, but never breaks t
   const file whole = random_model(4, {.layers = 1, .query_heads = 2, .kv_heads = 1});
   const std::string_view all(reinterpret_cast<const char*>(whole.data()), whole.size());
   const std::size_t header = all.find("blk.0.ffn_down.weight") + 64;
-  thread_team team(1);
+  kvcache::thread_pool workers(1);
   std::size_t refused = 0;
   for (std::uint32_t seed = 0; seed < 400; ++seed) {
     INFO("seed " << seed);
@@ -214,7 +213,7 @@ TEST_CASE("A GGUF file with damaged bytes is read or refused, but never breaks t
     try {
       const gguf read{damaged};
       const tokeniser words(read);
-      const llama model(read, team);
+      const llama model(read, workers);
     } catch (const bad_input& fault) {
       CHECK(std::string(fault.what()).size() > 20);
       ++refused;

@@ -27,10 +27,10 @@ std::vector<std::byte> with_value(const std::string& key, T value) {
 }
 
 std::string fault_of(const std::vector<std::byte>& bytes) {
-  thread_team team(1);
+  kvcache::thread_pool workers(1);
   try {
     const gguf file{bytes};
-    llama model(file, team);
+    llama model(file, workers);
   } catch (const bad_input& fault) {
     return fault.what();
   }
@@ -87,7 +87,7 @@ TEST_CASE("Tensors that do not make the model of the metadata are refused") {
 TEST_CASE("A product with the weights is right for any number of rows and threads") {
   for (const std::size_t rows : {0u, 1u, 2u, 7u, 24u, 25u, 40u}) {
     for (const unsigned threads : {1u, 3u}) {
-      thread_team team(threads);
+      kvcache::thread_pool workers(threads);
       constexpr std::size_t inner = 70;
       constexpr std::size_t out_columns = 100;
       constexpr std::size_t x_stride = 75;
@@ -95,7 +95,7 @@ TEST_CASE("A product with the weights is right for any number of rows and thread
       std::vector<float> x(rows * x_stride + 1), weights(out_columns * inner), out(rows * out_stride + 1, -7.0f);
       for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i * 37 % 101) / 101.0f - 0.5f;
       for (std::size_t i = 0; i < weights.size(); ++i) weights[i] = static_cast<float>(i * 53 % 97) / 97.0f - 0.5f;
-      multiply(team, {x.data(), rows, inner, x_stride}, {weights.data(), out_columns, inner, inner},
+      multiply(workers, {x.data(), rows, inner, x_stride}, {weights.data(), out_columns, inner, inner},
                {out.data(), rows, out_columns, out_stride});
       double worst = 0;
       for (std::size_t r = 0; r < rows; ++r) {

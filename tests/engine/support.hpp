@@ -8,9 +8,9 @@
 #include "llama.hpp"
 #include "mapped_file.hpp"
 #include "random_model.hpp"
-#include "thread_team.hpp"
 #include "tokeniser.hpp"
 
+#include <kvcache/attention/cpu/thread_pool.hpp>
 #include <kvcache/types.hpp>
 
 #include <cstdio>
@@ -31,14 +31,14 @@ namespace engine_test {
 struct loaded_model {
   engine::gguf file;
   engine::tokeniser words{file};
-  engine::thread_team team;
-  engine::llama model{file, team};
+  kvcache::thread_pool workers;
+  engine::llama model{file, workers};
 
-  explicit loaded_model(std::span<const std::byte> bytes, unsigned threads = 2) : file(bytes), team(threads) {}
+  explicit loaded_model(std::span<const std::byte> bytes, unsigned threads = 2) : file(bytes), workers(threads) {}
 
   [[nodiscard]] std::unique_ptr<engine::kv_cache> cache(unsigned block_size, unsigned blocks,
                                                         kvcache::dtype_id dtype = kvcache::dtype_id::float32) {
-    return engine::make_kv_cache(model.shape(), {.block_size = block_size, .dtype = dtype, .blocks = blocks}, team);
+    return engine::make_kv_cache(model.shape(), {.block_size = block_size, .dtype = dtype, .blocks = blocks}, workers);
   }
 };
 
