@@ -164,3 +164,13 @@ TEST_CASE("R10 a tail shared in several layer groups is copied in each") {
   const text one = words(2, 1);
   CHECK(table(m, m.open({.content = one, .reserve = 1})->sequence, 0) == ids{6});
 }
+
+TEST_CASE("a layer group of enormous blocks costs memory by its tokens, not by its block size") {
+  const std::array layer_groups{kvcache::layer_group{4}, kvcache::layer_group{0x8000'0000u}};
+  manager m({.blocks = 4, .layer_groups = layer_groups});
+  const text content = words(1, 8);
+  const auto s = m.open({.content = content});
+  REQUIRE(s.has_value());
+  extend(m, s->sequence, content);
+  CHECK(m.cached(table(m, s->sequence, 0)[0]));
+}

@@ -501,3 +501,52 @@ TEST_CASE("Steps: a dropped one leaves no trace of the copy it would have made")
   REQUIRE(step.has_value());
   CHECK(step->copies().empty());
 }
+
+TEST_CASE("Steps: a dropped one does not mark what it would have copied as released") {
+  manager m({.blocks = 2, .block_size = 4});
+  const auto a = open_empty(m, 1);
+  const std::array first{want{a, 2}};
+  auto running = m.begin(first);
+  REQUIRE(running.has_value());
+  REQUIRE(running->accept().has_value());  // in flight
+  const auto b = m.fork(a);
+  REQUIRE(b.has_value());
+  {
+    const std::array wants{want{a, 1}};
+    auto dropped = m.begin(wants);
+    REQUIRE(dropped.has_value());
+    CHECK(dropped->copies().size() == 1);
+  }
+  // One of the two copies the tail, the other is then its last holder and writes in place.
+  const std::array wants{want{*b, 1}, want{a, 1}};
+  const auto needed = m.blocks_needed(wants);
+  REQUIRE(needed.has_value());
+  CHECK(*needed == 1);
+  CHECK(m.begin(wants).has_value());
+}
+
+TEST_CASE("Steps: a tail that a closed sequence still computes on is not written in place after a drop") {
+  manager m({.blocks = 4, .block_size = 4});
+  const auto a = open_empty(m, 1);
+  const std::array first{want{a, 2}};
+  auto running = m.begin(first);
+  REQUIRE(running.has_value());
+  REQUIRE(running->accept().has_value());  // in flight
+  const auto b = m.fork(a);
+  REQUIRE(b.has_value());
+  const std::array wants_a{want{a, 1}};
+  auto dropped = m.begin(wants_a);  // copies the shared tail
+  REQUIRE(dropped.has_value());
+  REQUIRE(m.close(a).has_value());
+  dropped->drop();
+  const std::array wants_b{want{*b, 1}};
+  {
+    const auto needed = m.blocks_needed(wants_b);
+    REQUIRE(needed.has_value());
+    CHECK(*needed == 1);
+  }
+  REQUIRE(m.retire(*running).has_value());
+  const auto needed = m.blocks_needed(wants_b);
+  REQUIRE(needed.has_value());
+  CHECK(*needed == 0);
+}

@@ -22,27 +22,36 @@ namespace kvcache::detail {
 class content_store {
  public:
   content_store(block_id highest, std::uint32_t block_size)
-      : block_size_(block_size), chunks_((std::size_t{highest} >> chunk_bits) + 1) {}
+      : block_size_(block_size),
+        chunk_bits_(bits_for(block_size)),
+        chunks_((std::size_t{highest} >> chunk_bits_) + 1) {}
 
   void put(block_id block, content_view content) noexcept {
-    auto& chunk = chunks_[block >> chunk_bits];
-    if (chunk.empty()) chunk.resize(std::size_t{block_size_} << chunk_bits);
+    auto& chunk = chunks_[block >> chunk_bits_];
+    // A block that has a chunk to itself may be one of a group whose blocks are smaller.
+    const std::size_t units = chunk_bits_ == 0 ? content.size() : std::size_t{block_size_} << chunk_bits_;
+    if (chunk.size() < units) chunk.resize(units);
     content_unit* to = chunk.data() + offset(block);
     for (std::size_t i = 0; i < content.size(); ++i) to[i] = content[i];
   }
   /// Precondition: the block's content was put. The first `size` units of it.
   [[nodiscard]] std::span<const content_unit> get(block_id block, std::uint32_t size) const noexcept {
-    return {chunks_[block >> chunk_bits].data() + offset(block), size};
+    return {chunks_[block >> chunk_bits_].data() + offset(block), size};
   }
 
  private:
-  static constexpr unsigned chunk_bits = 8;
-
+  /// At most 256 blocks and 128 KiB in a chunk, at least one block.
+  [[nodiscard]] static constexpr unsigned bits_for(std::uint32_t block_size) noexcept {
+    unsigned bits = 0;
+    while (bits < 8 && (std::uint64_t{block_size} << (bits + 1)) <= 16'384) ++bits;
+    return bits;
+  }
   [[nodiscard]] std::size_t offset(block_id block) const noexcept {
-    return std::size_t{block & ((1u << chunk_bits) - 1)} * block_size_;
+    return std::size_t{block & ((1u << chunk_bits_) - 1)} * block_size_;
   }
 
   std::uint32_t block_size_;
+  unsigned chunk_bits_;
   std::vector<std::vector<content_unit>> chunks_;
 };
 

@@ -187,7 +187,7 @@ class step_keeper final : public step_owner {
       if (filled != 0) {
         block_id& entry = table[start / groups().block_size(g)];
         if (copies_[std::size_t{row} * groups().size() + g] != 0) {
-          copy_tail(r, row, g, s.last_step, entry, filled);
+          copy_tail(r, row, g, entry, filled);
         } else if (blocks_.index.contains(entry)) {
           blocks_.forget_subtree(entry);
           blocks_.flush();
@@ -199,14 +199,14 @@ class step_keeper final : public step_owner {
   }
 
   /// Replaces a table's entry by a new block for a copy of its first `tokens` tokens.
-  void copy_tail(step_record& r, std::uint32_t row, std::uint32_t group, std::uint64_t last_step, block_id& entry,
+  void copy_tail(step_record& r, std::uint32_t row, std::uint32_t group, block_id& entry,
                  std::uint32_t tokens) noexcept {
     const block_id source = entry;
     r.replacements.push_back({row, group, source, blocks_.uses[source].copied_in});
     blocks_.uses[source].copied_in = r.number;
     entry = blocks_.allocate();
     r.copies.push_back({group, source, entry, tokens});
-    blocks_.let_go(source, last_step);
+    blocks_.let_go(source, 0);  // copied_in names this step, which ends after all earlier ones of the sequence
   }
 
   /// Fills the arrays that the step's views show.
@@ -256,8 +256,12 @@ class step_keeper final : public step_owner {
       if (r.replacements.empty() || r.replacements.back().row != i || r.replacements.back().group != g) continue;
       const step_record::replacement was = r.replacements.back();
       r.replacements.pop_back();
-      blocks_.uses[was.source].copied_in = was.copied_before;
-      if (s == nullptr) continue;
+      detail::block_use& use = blocks_.uses[was.source];
+      use.copied_in = was.copied_before;
+      if (s == nullptr) {  // closed meanwhile, so it has let go for good
+        if (row.previous_step > use.released_in) use.released_in = row.previous_step;
+        continue;
+      }
       block_id& entry = s->tables[g][row.start / groups().block_size(g)];
       blocks_.free_unused(entry);
       entry = was.source;
