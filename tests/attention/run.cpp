@@ -115,6 +115,17 @@ TEST_CASE("an executor is used, and a plan without heads runs on it") {
                     contains_text("attention_options::shape"));
 }
 
+TEST_CASE("a share is refused where the plan was made without heads, also after the plan has run") {
+  const scene<bf16> s({.kv_heads = 2, .group = 4}, {{1, 40}});
+  const attention<mine> a({.threads = 1});
+  const attention_plan plan = a.plan(s.batch());
+  std::vector<float> out(s.q.size());
+  const rows_view<float> to(out.data(), s.rows(), 8, 64);
+  CHECK_THROWS_AS(a.run(plan, s.view(), s.queries(), to, 0u, 1u), invalid_argument);
+  a.run(plan, s.view(), s.queries(), to);
+  CHECK_THROWS_AS(a.run(plan, s.view(), s.queries(), to, 0u, 1u), invalid_argument);
+}
+
 TEST_CASE("one plan serves the layers of anything that shows them as views") {
   const scene<bf16> first({.kv_heads = 2, .group = 2}, {{3, 40}, {1, 700}}, 1);
   const scene<bf16> second({.kv_heads = 2, .group = 2}, {{3, 40}, {1, 700}}, 1);

@@ -139,6 +139,23 @@ TEST_CASE("R15 states in base e merge like states in base 2") {
   for (std::uint32_t d = 0; d < dim; ++d) CHECK(std::fabs(r.output[d] - want.output[d]) < 1e-5f);
 }
 
+TEST_CASE("R15 a sink of any size leaves numbers") {
+  for (const float sink : {1e38f, 2.5e38f, 3.4e38f}) {
+    float output[2] = {1.0f, -2.0f};
+    float lse = 3.0f;
+    apply_sink(sink, 2, output, &lse);
+    CHECK(std::fabs(output[0]) == 0.0f);
+    CHECK(std::fabs(output[1]) == 0.0f);
+    CHECK(lse > 1e38f);
+    CHECK(std::bit_cast<std::uint32_t>(lse) < 0x7f80'0000u);
+  }
+  float output = 5.0f;
+  float lse = 1.0f;
+  apply_sink(-3.4e38f, 1, &output, &lse);
+  CHECK(output == 5.0f);
+  CHECK(lse == 1.0f);
+}
+
 TEST_CASE("states of different shapes do not merge") {
   row_state a;
   row_state b;

@@ -87,9 +87,11 @@ KVCACHE_NOINLINE inline void check_call(const attention_call& call, kv_format fo
            std::to_string(plan.options().window) + "; set attention_options::window to the largest");
 }
 
-/// Refuses a share that the plan has no memory for.
+/// Refuses a share that the plan has no memory for: it was set aside for the shape that the plan was made with.
 inline void check_share(const attention_plan& plan, unsigned ith, unsigned nth) {
-  if (ith >= nth || nth > plan.workspace().threads)
+  const attention_shape& shape = plan.options().shape;
+  if (shape.query_heads == 0 || shape.kv_heads == 0 || shape.head_dim == 0 || ith >= nth ||
+      nth > plan.workspace().threads)
     raise<invalid_argument>("attention: thread " + std::to_string(ith) + " of " + std::to_string(nth) +
                             " runs a plan made for " + std::to_string(plan.workspace().threads) +
                             " threads; set attention_options::shape and threads");

@@ -103,7 +103,9 @@ inline void merge_states(std::uint32_t parts, const float* outputs, std::int64_t
 /// sink's share, the lse grows by it. An empty state keeps its output of 0. -inf adds nothing. O(dim).
 inline void apply_sink(float sink, std::uint32_t dim, float* output, float* lse) noexcept {
   if (is_empty(sink)) return;
-  const float logit = sink * log2_e;
+  // Base 2 has less room above: beyond this a sink takes everything anyway, and infinity less infinity is no number.
+  constexpr float most = 2.3e38f;
+  const float logit = (sink > most ? most : sink) * log2_e;
   if (is_empty(*lse)) {
     *lse = logit;
     return;
