@@ -156,7 +156,8 @@ TEST_CASE("attention_8 q = 0 gives the mean of V exactly to rounding") {
 TEST_CASE("attention_6 block ids whose byte offsets pass 2^31 and 2^32") {
   // 8 KiB blocks at the far end of a pool whose pages are never touched elsewhere; nothing but them is read.
   const std::int64_t block_bytes = 16 * 2 * 64 * 4;
-  for (const block_id high : {block_id{0x8000'0000u / (16 * 2 * 64)}, block_id{262'145}, block_id{524'289 + 7}}) {
+  for (const block_id high :
+       {block_id{0x8000'0000u / (16 * 2 * 64)}, block_id{262'145}, block_id{524'289 + 7}, block_id{2'097'153}}) {
     const std::int64_t first = std::int64_t{high} * block_bytes;
     std::vector<float> k(2 * 16 * 2 * 64);
     std::vector<float> v(k.size());
