@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Script: asks a Catch2 executable (2 or 3) for its test cases and writes one add_test line for each.
-# In: executable, list_file, labels, timeout, working_dir. Runs at the end of the executable's build.
+# In: executable, list_file, labels, timeout, working_dir. Runs at the end of the executable's build. A test that prints
+# "SKIPPED: why" counts as skipped.
 
 # Catch2 2 passes when a name matches nothing, unless told to warn; 3 fails by itself.
 set(strict "--warn NoTests")
@@ -41,7 +42,7 @@ foreach(name IN LISTS names)
   string(APPEND script
          "add_test([====[${name}]====] [====[${executable}]====] [====[${spec}]====] ${strict})\n"
          "set_tests_properties([====[${name}]====] PROPERTIES LABELS [====[${labels}]====]"
-         " TIMEOUT ${timeout} WORKING_DIRECTORY [====[${working_dir}]====])\n")
+         " TIMEOUT ${timeout} SKIP_REGULAR_EXPRESSION [====[SKIPPED:]====] WORKING_DIRECTORY [====[${working_dir}]====])\n")
 endforeach()
 if(script STREQUAL "")
   message(FATAL_ERROR "${executable} holds no test case")

@@ -15,7 +15,7 @@ namespace {
 constexpr std::uint32_t embedding = 128;
 constexpr std::uint32_t feed_forward = 192;
 constexpr std::uint32_t head_dim = 64;
-constexpr std::uint32_t context = 1024;
+constexpr std::uint32_t context = 2048;
 
 /// Numbers of mean 0 and the given deviation: sums of uniform ones, so that no library function decides a bit.
 class random_numbers {

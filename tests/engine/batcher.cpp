@@ -182,12 +182,12 @@ TEST_CASE("Requests that can never be served say why") {
   std::vector<request> requests(3, ask(small, "abc", 4));
   requests[0].prompt.clear();
   requests[1].max_tokens = 0;
-  requests[2].max_tokens = 1023;
+  requests[2].max_tokens = 2047;
   const auto answers = serve(small, *cache, requests);
   CHECK_THAT(answers[0].error, contains_text("has a prompt of 0 tokens, the least is 1"));
   CHECK_THAT(answers[1].error, contains_text("asks for 0 tokens, the least is 1"));
   CHECK_THAT(answers[2].error,
-             contains_text("3 prompt tokens and up to 1023 new ones, the model knows 1024 positions"));
+             contains_text("3 prompt tokens and up to 2047 new ones, the model knows 2048 positions"));
 }
 
 TEST_CASE("A pool that is too small for all at once serves them one after another, to the end") {
@@ -292,7 +292,7 @@ TEST_CASE("Blocks, bytes and wasted slots are counted as they are used") {
   CHECK(s.unused_slots == 10);
   CHECK(s.wasted_percent() == Approx(8.3333).epsilon(1e-4));
   CHECK(s.peak_contiguous_tokens == 24);
-  CHECK(s.peak_context_tokens == 1024);
+  CHECK(s.peak_context_tokens == 2048);
 }
 
 TEST_CASE("An end-of-sequence token ends an answer, unless it is to be ignored") {
