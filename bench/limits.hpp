@@ -71,7 +71,7 @@ __attribute__((target("avx2"))) inline std::uint64_t read_avx2(const std::byte* 
 
 __attribute__((target("avx512f"))) inline float multiply_add_avx512(std::size_t rounds) {
   __m512 sum[16];
-  for (auto& x : sum) x = _mm512_set1_ps(1.0f);
+  for (int i = 0; i < 16; ++i) sum[i] = _mm512_set1_ps(static_cast<float>(i));  // all different, so none is spared
   const __m512 by = _mm512_set1_ps(0.5f);
   for (std::size_t i = 0; i < rounds; ++i) {
 #pragma GCC unroll 16
@@ -88,7 +88,7 @@ __attribute__((target("avx512f"))) inline float multiply_add_avx512(std::size_t 
 
 __attribute__((target("avx512f,avx512bf16"))) inline float dot_bf16(std::size_t rounds) {
   __m512 sum[16];
-  for (auto& x : sum) x = _mm512_setzero_ps();
+  for (int i = 0; i < 16; ++i) sum[i] = _mm512_set1_ps(static_cast<float>(i));
   const auto by = (__m512bh)_mm512_set1_epi32(0x3f803f80);  // ones
   for (std::size_t i = 0; i < rounds; ++i) {
 #pragma GCC unroll 16
@@ -105,7 +105,7 @@ __attribute__((target("avx512f,avx512bf16"))) inline float dot_bf16(std::size_t 
 
 __attribute__((target("avx2,fma"))) inline float multiply_add_avx2(std::size_t rounds) {
   __m256 sum[12];
-  for (auto& x : sum) x = _mm256_set1_ps(1.0f);
+  for (int i = 0; i < 12; ++i) sum[i] = _mm256_set1_ps(static_cast<float>(i));
   const __m256 by = _mm256_set1_ps(0.5f);
   for (std::size_t i = 0; i < rounds; ++i) {
 #pragma GCC unroll 12
@@ -129,7 +129,7 @@ inline std::uint64_t read_plain(const std::byte* from, std::size_t bytes) {
 
 inline float multiply_add_plain(std::size_t rounds) {
   float sum[16];
-  for (auto& x : sum) x = 1.0f;
+  for (int i = 0; i < 16; ++i) sum[i] = static_cast<float>(i);
   for (std::size_t i = 0; i < rounds; ++i)
     for (auto& x : sum) x = x * 0.5f + 0.5f;
   float total = 0;

@@ -71,16 +71,22 @@ struct decode_stream {
   }
 };
 
-/// Where element `i` of row `row` stands in the queries or outputs of a run of `rows` rows: [pair of vectors, row,
-/// place in the pair], then what is left as [row, place in the vector], so that one pointer leads through all rows. T
-/// is what widen_pair reads: its order is kept.
-template <class T>
-[[nodiscard]] inline std::size_t run_place(std::size_t i, std::size_t row, std::size_t rows, std::size_t dim) noexcept {
+/// A row's elements among the queries or outputs of a run of `rows` rows, which lie as [pair of vectors, row, place in
+/// the pair], what is left as [row, place in the vector], so that one pointer leads through all rows. T is what
+/// widen_pair reads: its order is kept. Calls f(pointer to the run's elements, pointer to the row's, step between the
+/// row's), each for `lanes` elements.
+template <class T, class F>
+KVCACHE_ALWAYS_INLINE void each_vector(float* run, float* natural, std::size_t row, std::size_t rows, std::size_t dim,
+                                       const F& f) noexcept {
   constexpr std::size_t pair = 2 * lanes;
-  const std::size_t first = i / pair * pair;
-  const std::size_t inside = i - first;
-  if (first + pair > dim) return first * rows + row * lanes + inside;
-  return first * rows + row * pair + (sorted_pairs<T> ? inside / 2 + inside % 2 * lanes : inside);
+  constexpr std::size_t step = sorted_pairs<T> ? 2 : 1;
+  std::size_t d = 0;
+  for (; d + pair <= dim; d += pair) {
+    float* const at = run + d * rows + row * pair;
+    f(at, natural + d, step);
+    f(at + lanes, natural + d + (sorted_pairs<T> ? 1 : lanes), step);
+  }
+  if (d < dim) f(run + d * rows + row * lanes, natural + d, std::size_t{1});
 }
 
 /// logits[token, row] = q . k
@@ -260,12 +266,8 @@ struct decode_rows {
       for (std::size_t r = 0; r < Rows; ++r) {
         if (factor[r] == 1.0f) continue;
         const vec by = set1(factor[r]);
-        const std::size_t paired = dim_v / (2 * lanes) * (2 * lanes);
-        for (std::size_t d = 0; d < dim_v; d += lanes) {
-          float* const at = d < paired ? output + d / (2 * lanes) * (2 * lanes) * Rows + r * 2 * lanes + d % (2 * lanes)
-                                       : output + d * Rows + r * lanes;
-          store(at, mul(load(at), by));
-        }
+        each_vector<f32>(output, output, r, Rows, dim_v,
+                         [&](float* at, const float*, std::size_t) { store(at, mul(load(at), by)); });
       }
     }
     for (std::size_t i = 0; i < whole; i += lanes) {
@@ -311,7 +313,9 @@ struct decoder {
       float* const run = queries + head * dim;
       for (std::uint32_t r = 0; r < rows; ++r) {
         read_query(call, row, head + r, natural);
-        for (std::size_t d = 0; d < dim; ++d) run[run_place<K>(d, r, rows, dim)] = natural[d] * factor;
+        each_vector<K>(run, natural, r, rows, dim, [&](float* to, const float* from, std::size_t step) {
+          for (std::size_t i = 0; i < lanes; ++i) to[i] = from[i * step] * factor;
+        });
       }
     });
     std::memset(output, 0, call.q.heads * std::size_t{call.kv.head_dim_v} * sizeof(float));
@@ -385,8 +389,10 @@ struct decoder {
         if (std::bit_cast<std::uint32_t>(sum[r]) == 0) {
           std::memset(natural, 0, dim_v * sizeof(float));
         } else {
-          for (std::size_t d = 0; d < dim_v; ++d)
-            natural[d] = output[first * dim_v + run_place<V>(d, r, rows, dim_v)] / sum[r];
+          each_vector<V>(output + first * dim_v, natural, r, rows, dim_v,
+                         [&](const float* from, float* to, std::size_t step) {
+                           for (std::size_t i = 0; i < lanes; ++i) to[i * step] = from[i] / sum[r];
+                         });
           lse = top[first * cpu::padding + r] + std::log2(sum[r]);
         }
         cpu::leave_row(call, tile, unit, row, first + r, natural, lse);

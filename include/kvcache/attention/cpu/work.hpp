@@ -20,10 +20,15 @@ inline void finish_row(const attention_call& call, std::uint32_t row, std::uint3
     std::memcpy(call.out.data + first * 4, output, std::size_t{dim} * sizeof(float));
   } else {
     std::byte* const to = call.out.data + first * 2;
-    for (std::uint32_t d = 0; d < dim; ++d) {
-      const std::uint16_t bits16 =
-          call.out_dtype == dtype_id::float16 ? from_float<f16>(output[d]).bits : from_float<bf16>(output[d]).bits;
-      std::memcpy(to + d * 2, &bits16, sizeof bits16);
+    constexpr std::uint32_t slice = 64;  // converted as a whole, so that a compiler may use vectors
+    std::uint16_t converted[slice];
+    for (std::uint32_t d = 0; d < dim; d += slice) {
+      const std::uint32_t count = dim - d < slice ? dim - d : slice;
+      if (call.out_dtype == dtype_id::float16)
+        for (std::uint32_t i = 0; i < count; ++i) converted[i] = from_float<f16>(output[d + i]).bits;
+      else
+        for (std::uint32_t i = 0; i < count; ++i) converted[i] = from_float<bf16>(output[d + i]).bits;
+      std::memcpy(to + d * 2, converted, count * sizeof(std::uint16_t));
     }
   }
   if (call.lse.data != nullptr)
