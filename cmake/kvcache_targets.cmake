@@ -45,7 +45,7 @@ function(kvcache_add_test name)
     endif()
   endforeach()
   if(NOT arg_TIMEOUT)
-    set(arg_TIMEOUT 300)
+    set(arg_TIMEOUT 900)
   endif()
 
   add_executable(${name} ${arg_SOURCES})
