@@ -3,6 +3,7 @@
 // one. Under AddressSanitizer a leak would change the exit status.
 #include "catch.hpp"
 #include "random_model.hpp"
+#include "sanitized.hpp"
 
 #include <cstdio>
 #include <cstdlib>
@@ -62,9 +63,11 @@ struct outcome {
   std::string err;
 };
 
-/// Runs the engine; arguments may hold anything but a single quote. `input` is its standard input.
-outcome run(const folder& in, const std::vector<std::string>& arguments, const std::string& input = {}) {
-  std::string command = "env -u KVCACHE_MODEL '" KVCACHE_ENGINE_EXECUTABLE "'";
+/// Runs the engine; arguments may hold anything but a single quote. `input` is its standard input; `before` is what the
+/// shell does first.
+outcome run(const folder& in, const std::vector<std::string>& arguments, const std::string& input = {},
+            const std::string& before = {}) {
+  std::string command = before + "env -u KVCACHE_MODEL '" KVCACHE_ENGINE_EXECUTABLE "'";
   for (const std::string& a : arguments) command += " '" + a + "'";
   command += " <'" + in.write("stdin", input) + "' >'" + in.at("stdout") + "' 2>'" + in.at("stderr") + "'";
   const int status = std::system(command.c_str());
@@ -177,6 +180,19 @@ TEST_CASE("Options that can never work end the engine with 2 and a sentence") {
   refuses(f, with({"--unknown"}), "--unknown");
   refuses(f, {"-m", f.at("model.gguf")}, "Exactly 1 option from [-p,--prompt,-r,--requests,-c,--chat]");
   refuses(f, {"-p", "hello"}, "--model");
+}
+
+TEST_CASE("More threads than the system gives end the engine with 2 and a sentence") {
+  if (engine_test::sanitized) {
+    std::puts("SKIPPED: a sanitizer needs more address space than this test leaves");
+    return;
+  }
+  const folder f;
+  const outcome o = run(f, {"-m", f.at("model.gguf"), "-p", "hello", "--threads", "1000"}, {}, "ulimit -v 2000000;");
+  INFO(o.err);
+  CHECK(o.status == 2);
+  CHECK_THAT(o.err,
+             contains_text("thread_pool: 1000 threads asked for, the system gave ") && contains_text("ask for fewer"));
 }
 
 TEST_CASE("A malformed request ends the engine before it serves anything, and its line is named") {

@@ -5,6 +5,7 @@
 #include "catch.hpp"
 #include "chat.hpp"
 #include "mapped_file.hpp"
+#include "sanitized.hpp"
 #include "support.hpp"
 
 #include <algorithm>
@@ -15,20 +16,9 @@
 
 using namespace engine;
 using engine_test::loaded_model;
+using engine_test::sanitized;
 
 namespace {
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool sanitized = true;
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-constexpr bool sanitized = true;
-#else
-constexpr bool sanitized = false;
-#endif
-#else
-constexpr bool sanitized = false;
-#endif
 
 /// All of them, but in builds that are many times slower.
 constexpr std::size_t prompts_used = sanitized ? 3 : 10000;

@@ -3,13 +3,17 @@
 
 #include <kvcache/concepts.hpp>
 #include <kvcache/detail/config.hpp>
+#include <kvcache/error.hpp>
 
 #include <atomic>
 #include <condition_variable>
+#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <string>
+#include <system_error>
 #include <thread>
 #include <type_traits>
 #include <utility>
@@ -22,24 +26,28 @@ namespace kvcache {
 /// itself and is not allowed. What f throws, run throws, once all threads have ended.
 class thread_pool {
  public:
-  /// 0: as many threads as the machine has.
+  /// 0: as many threads as the machine has. Raises system_failure, with no thread left, where the system refuses one.
   explicit thread_pool(unsigned threads = 0) {
     threads = threads != 0 ? threads : std::thread::hardware_concurrency();
     threads_ = threads != 0 ? threads : 1;
     workers_.reserve(threads_ - 1);
-    for (unsigned ith = 1; ith < threads_; ++ith) workers_.emplace_back([this, ith] { work(ith); });
+#if KVCACHE_HAS_EXCEPTIONS
+    try {
+      start();
+    } catch (const std::system_error& fault) {
+      const std::size_t started = workers_.size() + 1;
+      stop();
+      detail::raise<system_failure>("thread_pool: " + std::to_string(threads_) +
+                                    " threads asked for, the system gave " + std::to_string(started) + " (" +
+                                    fault.what() + "); ask for fewer");
+    }
+#else
+    start();
+#endif
   }
   thread_pool(const thread_pool&) = delete;
   thread_pool& operator=(const thread_pool&) = delete;
-  ~thread_pool() {
-    {
-      const std::lock_guard lock(sleep_);
-      stop_ = true;
-      round_.fetch_add(1, std::memory_order_release);
-    }
-    wake_.notify_all();
-    for (std::thread& t : workers_) t.join();
-  }
+  ~thread_pool() { stop(); }
 
   [[nodiscard]] unsigned threads() const noexcept { return threads_; }
 
@@ -72,6 +80,20 @@ class thread_pool {
   }
 
  private:
+  void start() {
+    for (unsigned ith = 1; ith < threads_; ++ith) workers_.emplace_back([this, ith] { work(ith); });
+  }
+
+  void stop() {
+    {
+      const std::lock_guard lock(sleep_);
+      stop_ = true;
+      round_.fetch_add(1, std::memory_order_release);
+    }
+    wake_.notify_all();
+    for (std::thread& t : workers_) t.join();
+  }
+
   template <class Ready>
   static bool spin(const Ready& ready) {
     for (unsigned i = 0; i < 1000; ++i) {
