@@ -39,6 +39,9 @@ void check(const options& o) {
                     " are possible");
   if (o.defaults.max_tokens == 0) throw bad_input("max tokens is 0, the least is 1");
   validate(o.defaults.how);
+  // Said before anything is served, not after.
+  if (!o.json.empty() && o.json != "-" && !std::ofstream(o.json, std::ios::app))
+    throw bad_input("cannot write " + o.json);
 }
 
 std::uint32_t blocks_of(const options& o) {

@@ -16,7 +16,7 @@ int main(int argc, char** argv) {
     const auto [end, fault] = std::from_chars(text.data(), text.data() + text.size(), seed);
     understood = fault == std::errc{} && end == text.data() + text.size();
   }
-  if (!understood) {
+  if (!understood || argv[1][0] == '-') {
     std::fputs("usage: make_model FILE.gguf [SEED]; SEED is an integer from 0\n", stderr);
     return 2;
   }

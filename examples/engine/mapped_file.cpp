@@ -15,7 +15,8 @@
 namespace engine {
 
 mapped_file::mapped_file(const std::string& path) {
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // Without O_NONBLOCK a pipe would be waited for, until somebody writes into it.
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (descriptor < 0) throw bad_input("cannot open " + path + ": " + std::strerror(errno));
   struct stat status {};
   const char* fault = nullptr;

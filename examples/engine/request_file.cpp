@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 
@@ -116,6 +117,7 @@ std::vector<request> read_requests(std::istream& in, const std::string& name, co
 }
 
 std::vector<request> read_request_file(const std::string& path, const tokeniser& words, const request& defaults) {
+  if (std::filesystem::is_directory(path)) throw bad_input("cannot read " + path + ": it is a directory");
   std::ifstream in(path);
   if (!in) throw bad_input("cannot open " + path + ": " + std::strerror(errno));
   return read_requests(in, path, words, defaults);

@@ -10,8 +10,9 @@
 namespace engine {
 
 void validate(const sampling& how) {
-  if (!std::isfinite(how.temperature) || how.temperature < 0)
-    throw bad_input("temperature is " + std::to_string(how.temperature) + ", the least is 0");
+  if (!std::isfinite(how.temperature))
+    throw bad_input("temperature is " + std::to_string(how.temperature) + ", it has to be a finite number from 0 on");
+  if (how.temperature < 0) throw bad_input("temperature is " + std::to_string(how.temperature) + ", the least is 0");
   if (!(how.top_p > 0 && how.top_p <= 1))
     throw bad_input("top_p is " + std::to_string(how.top_p) + ", it must be above 0 and at most 1");
 }

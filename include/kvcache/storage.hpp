@@ -301,8 +301,9 @@ class storage {
     constexpr unsigned fixed = Policies::block_size;
     if constexpr (fixed == dynamic) {
       if (tokens == 0 || tokens == dynamic)
-        detail::raise<invalid_argument>("storage: block_size is " + std::to_string(tokens) +
-                                        ", at least 1 token needed; set storage_options::block_size");
+        detail::raise<invalid_argument>("storage: block_size is " + std::to_string(tokens) + ", 1 to " +
+                                        std::to_string(dynamic - 1) +
+                                        " tokens possible; set storage_options::block_size");
       return tokens;
     } else {
       if (tokens != 0 && tokens != fixed)

@@ -172,7 +172,7 @@ TEST_CASE("a pool that can hold nothing is refused by value and limit") {
   refuse<fixed>({.layers = 1, .kv_heads = 0, .head_dim = 64}, {.blocks = 1}, "kv_heads is 0, at least 1 needed");
   refuse<fixed>({.layers = 1, .kv_heads = 1, .head_dim = 0}, {.blocks = 1}, "head_dim is 0, at least 1 needed");
   refuse<fixed>(shape, {.blocks = 0}, "0 blocks asked for, 1 to 2147483647 possible");
-  refuse<run_time>(shape, {.blocks = 1, .block_size = 0}, "block_size is 0, at least 1 token needed");
+  refuse<run_time>(shape, {.blocks = 1, .block_size = 0}, "block_size is 0, 1 to 4294967294 tokens possible");
   refuse<run_time>(shape, {.blocks = 1, .block_size = dynamic}, "block_size is 4294967295");
 }
 
