@@ -20,15 +20,26 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <type_traits>
 
 namespace kvcache::detail::isa_scalar {
+#include <kvcache/attention/cpu/functions.inl>
+
+#include <kvcache/attention/cpu/multiply.inl>
+
 #include <kvcache/attention/cpu/tile.inl>
 }  // namespace kvcache::detail::isa_scalar
 
 #if KVCACHE_X86
 KVCACHE_AVX2_BEGIN
 namespace kvcache::detail::isa_avx2 {
+#include <kvcache/attention/cpu/functions.inl>
+
+#include <kvcache/attention/cpu/multiply.inl>
+
 #include <kvcache/attention/cpu/tile.inl>
+
+#include <kvcache/attention/cpu/decode_products.inl>
 
 #include <kvcache/attention/cpu/decode.inl>
 }  // namespace kvcache::detail::isa_avx2
@@ -36,7 +47,13 @@ KVCACHE_ISA_END
 
 KVCACHE_AVX512_BEGIN
 namespace kvcache::detail::isa_avx512 {
+#include <kvcache/attention/cpu/functions.inl>
+
+#include <kvcache/attention/cpu/multiply.inl>
+
 #include <kvcache/attention/cpu/tile.inl>
+
+#include <kvcache/attention/cpu/decode_products.inl>
 
 #include <kvcache/attention/cpu/decode.inl>
 }  // namespace kvcache::detail::isa_avx512
@@ -72,7 +89,7 @@ struct attention_kernels<cpu_backend> {
     if (isa == cpu_isa::avx2) return cpu::run_share(call, ith, nth, isa_avx2::run_unit<K, V>);
 #endif
     static_cast<void>(isa);
-    cpu::run_share(call, ith, nth, isa_scalar::run_tile<K, V>);
+    cpu::run_share(call, ith, nth, isa_scalar::run_tile);
   }
 };
 

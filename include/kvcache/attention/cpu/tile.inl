@@ -1,129 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention over one unit of work, written against the vector interface of the namespace that it is included into.
-// Included once for each instruction set, between that set's BEGIN and END, so that all of it is compiled for the set.
+// A tile over one unit of work.
 //
 // Rows (query tokens times group) stand in the lanes from the logits on, so the softmax of a row never leaves its lane:
 // its result depends on its own query and tokens only, whatever rows are beside it. Tokens go by in chunks, counted
 // from the sequence's first.
-
-/// 2^x, to 1.2 units in the last place for x in [-126, 128); 0 below. 2^x = 2^n * 2^f with n whole and |f| <= 1/2,
-/// the latter by a polynomial fitted at Chebyshev nodes. Exactly 1 at 0. No number stays none.
-KVCACHE_ALWAYS_INLINE vec exp2(vec x) noexcept {
-  x = larger(set1(-1000.0f), x);
-  const vec n = round(x);
-  const vec f = sub(x, n);
-  vec p = set1(0.00015453163359779865f);
-  p = fma(p, f, set1(0.0013390863314270973f));
-  p = fma(p, f, set1(0.009618083015084267f));
-  p = fma(p, f, set1(0.055503569543361664f));
-  p = fma(p, f, set1(0.24022650718688965f));
-  p = fma(p, f, set1(0.6931471824645996f));
-  p = fma(p, f, set1(1.0f));
-  return scale(p, n);
-}
-
-/// tanh(x): near 0 an odd polynomial fitted at Chebyshev nodes, elsewhere 1 - 2 / (e^2x + 1).
-KVCACHE_ALWAYS_INLINE vec tanh(vec x) noexcept {
-  const vec square = mul(x, x);
-  vec p = set1(-0.006096714176237583f);
-  p = fma(p, square, set1(0.020997179672122f));
-  p = fma(p, square, set1(-0.05385090783238411f));
-  p = fma(p, square, set1(0.1333276927471161f));
-  p = fma(p, square, set1(-0.333333283662796f));
-  const vec small_x = fma(mul(p, square), x, x);
-  const vec bounded = smaller(set1(10.0f), larger(set1(-10.0f), x));
-  const vec power = exp2(mul(bounded, set1(2 * log2_e)));
-  const vec large_x = sub(set1(1.0f), div(set1(2.0f), add(power, set1(1.0f))));
-  return select(less(magnitude(x), set1(0.625f)), small_x, large_x);
-}
-
-/// A masked logit. Finite, so that no arithmetic needs infinities; told from the real ones by `masked_below`.
-inline constexpr float masked_logit = -3.4e38f;
-inline constexpr float masked_below = -3.3e38f;
-/// A row's maximum is followed only when it grows by more than this, in base 2: then the sums so far are scaled.
-/// Weights stay below 2^8, so nothing is lost (the lazy rescale of Dao et al.'s later FlashAttention kernels).
-inline constexpr float rescale_threshold = 8.0f;
-
-/// c[row_block, Vectors * lanes] (+)= a[row_block, depth] * b[depth, Vectors * lanes].
-template <std::size_t Vectors>
-KVCACHE_ALWAYS_INLINE void multiply_block(float* c, std::size_t c_row, const float* a, std::size_t a_row,
-                                          std::size_t a_step, const float* b, std::size_t b_row, std::size_t depth,
-                                          bool add_to) noexcept {
-  vec sum[row_block][Vectors];
-  KVCACHE_UNROLL
-  for (std::size_t r = 0; r < row_block; ++r) {
-    KVCACHE_UNROLL
-    for (std::size_t v = 0; v < Vectors; ++v) sum[r][v] = add_to ? load(c + r * c_row + v * lanes) : set1(0.0f);
-  }
-  for (std::size_t k = 0; k < depth; ++k) {
-    vec right[Vectors];
-    KVCACHE_UNROLL
-    for (std::size_t v = 0; v < Vectors; ++v) right[v] = load(b + k * b_row + v * lanes);
-    KVCACHE_UNROLL
-    for (std::size_t r = 0; r < row_block; ++r) {
-      const vec left = set1(a[r * a_row + k * a_step]);
-      KVCACHE_UNROLL
-      for (std::size_t v = 0; v < Vectors; ++v) sum[r][v] = fma(left, right[v], sum[r][v]);
-    }
-  }
-  KVCACHE_UNROLL
-  for (std::size_t r = 0; r < row_block; ++r) {
-    KVCACHE_UNROLL
-    for (std::size_t v = 0; v < Vectors; ++v) store(c + r * c_row + v * lanes, sum[r][v]);
-  }
-}
-
-/// c[rows, columns] (+)= a[rows, depth] * b[depth, columns]; rows a multiple of row_block, columns of lanes. Element
-/// (r, k) of a lies at a[r * a_row + k * a_step].
-KVCACHE_NOINLINE inline void multiply(float* c, std::size_t c_row, std::size_t rows, std::size_t columns,
-                                      const float* a, std::size_t a_row, std::size_t a_step, const float* b,
-                                      std::size_t b_row, std::size_t depth, bool add_to) noexcept {
-  for (std::size_t column = 0; column < columns;) {
-    const std::size_t vectors = (columns - column) / lanes;
-    for (std::size_t row = 0; row < rows; row += row_block) {
-      float* const to = c + row * c_row + column;
-      const float* const left = a + row * a_row;
-      if (vectors >= 3)
-        multiply_block<3>(to, c_row, left, a_row, a_step, b + column, b_row, depth, add_to);
-      else if (vectors == 2)
-        multiply_block<2>(to, c_row, left, a_row, a_step, b + column, b_row, depth, add_to);
-      else
-        multiply_block<1>(to, c_row, left, a_row, a_step, b + column, b_row, depth, add_to);
-    }
-    column += (vectors < 3 ? vectors : 3) * lanes;
-  }
-}
-
-/// One K or V vector as floats, padded with zeros to whole vectors.
-template <class T>
-KVCACHE_ALWAYS_INLINE void widen_row(const std::byte* from, std::size_t dim, float* to) noexcept {
-  std::size_t d = 0;
-  for (; d + lanes <= dim; d += lanes) store(to + d, widen<T>(from + d * sizeof(T)));
-  if (d < cpu::padded(dim)) {
-    T rest[cpu::padding] = {};
-    std::memcpy(rest, from + d * sizeof(T), (dim - d) * sizeof(T));
-    for (std::size_t i = 0; d + i < cpu::padded(dim); i += lanes)
-      store(to + d + i, widen<T>(reinterpret_cast<const std::byte*>(rest + i)));
-  }
-}
-
-/// One query of one head as floats, padded with zeros to whole vectors.
-inline void read_query(const attention_call& call, std::uint32_t row, std::uint32_t head, float* to) noexcept {
-  const std::int64_t first = row * call.q.row_stride + head * call.q.head_stride;
-  if (call.q_dtype == dtype_id::float32)
-    widen_row<f32>(call.q.data + first * 4, call.q.head_dim, to);
-  else if (call.q_dtype == dtype_id::float16)
-    widen_row<f16>(call.q.data + first * 2, call.q.head_dim, to);
-  else
-    widen_row<bf16>(call.q.data + first * 2, call.q.head_dim, to);
-}
-
-/// Whether any of `count` floats is infinite or no number, by bits.
-inline bool not_finite(const float* x, std::size_t count) noexcept {
-  bool found = false;
-  for (std::size_t i = 0; i < count; ++i) found |= (std::bit_cast<std::uint32_t>(x[i]) & 0x7f80'0000u) == 0x7f80'0000u;
-  return found;
-}
 
 /// The rows of one tile and kv head, on their way through the tokens of one unit.
 struct tile_rows {
@@ -176,14 +56,15 @@ struct tile_rows {
   }
 
   /// Reads the chunk's tokens [begin, end).
-  template <class K, class V>
   void read(std::uint32_t kv_head, std::uint32_t begin, std::uint32_t end) noexcept {
     const std::uint32_t block_size = call.kv.block_size;
+    const widen_function widen_k = widen_row_of(call.kv.k_dtype);
+    const widen_function widen_v = widen_row_of(call.kv.v_dtype);
     std::size_t n = 0;
     for (std::uint32_t t = begin; t < end; ++t, ++n) {
       const block_id entry = table[t / block_size];
-      widen_row<K>(call.kv.k_at(entry, t % block_size, kv_head), call.kv.head_dim, keys + n * dim);
-      widen_row<V>(call.kv.v_at(entry, t % block_size, kv_head), call.kv.head_dim_v, values + n * dim_v);
+      widen_k(call.kv.k_at(entry, t % block_size, kv_head), call.kv.head_dim, keys + n * dim);
+      widen_v(call.kv.v_at(entry, t % block_size, kv_head), call.kv.head_dim_v, values + n * dim_v);
     }
     for (; n % row_block != 0; ++n) std::memset(keys + n * dim, 0, dim * sizeof(float));
   }
@@ -315,8 +196,7 @@ struct tile_rows {
 };
 
 /// The rows of a tile, kv head by kv head, over the unit's tokens.
-template <class K, class V>
-void run_tile(const attention_call& call, const work_unit& unit, float* scratch) noexcept {
+inline void run_tile(const attention_call& call, const work_unit& unit, float* scratch) noexcept {
   const attention_plan& plan = *call.plan;
   const query_tile& tile = plan.tiles()[unit.tile];
   const planned_sequence& sequence = plan.sequences()[tile.sequence];
@@ -356,7 +236,7 @@ void run_tile(const attention_call& call, const work_unit& unit, float* scratch)
     rows.start(kv_head);
     for (std::uint32_t from = begin; from < end;) {
       const std::uint32_t to = end - from <= kv_chunk - from % kv_chunk ? end : from - from % kv_chunk + kv_chunk;
-      rows.read<K, V>(kv_head, from, to);
+      rows.read(kv_head, from, to);
       const std::uint32_t next = end - to < kv_chunk ? end : to + kv_chunk;
       rows.prefetch(kv_head, to, next);
       const std::size_t tokens = to - from;

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// Exponentials and conversions over the vector interface of the namespace that includes this.
+
+/// 2^x, to 1.2 units in the last place for x in [-126, 128); 0 below. 2^x = 2^n * 2^f with n whole and |f| <= 1/2,
+/// the latter by a polynomial fitted at Chebyshev nodes. Exactly 1 at 0. No number stays none.
+KVCACHE_ALWAYS_INLINE vec exp2(vec x) noexcept {
+  x = larger(set1(-1000.0f), x);
+  const vec n = round(x);
+  const vec f = sub(x, n);
+  vec p = set1(0.00015453163359779865f);
+  p = fma(p, f, set1(0.0013390863314270973f));
+  p = fma(p, f, set1(0.009618083015084267f));
+  p = fma(p, f, set1(0.055503569543361664f));
+  p = fma(p, f, set1(0.24022650718688965f));
+  p = fma(p, f, set1(0.6931471824645996f));
+  p = fma(p, f, set1(1.0f));
+  return scale(p, n);
+}
+
+/// tanh(x): near 0 an odd polynomial fitted at Chebyshev nodes, elsewhere 1 - 2 / (e^2x + 1).
+KVCACHE_ALWAYS_INLINE vec tanh(vec x) noexcept {
+  const vec square = mul(x, x);
+  vec p = set1(-0.006096714176237583f);
+  p = fma(p, square, set1(0.020997179672122f));
+  p = fma(p, square, set1(-0.05385090783238411f));
+  p = fma(p, square, set1(0.1333276927471161f));
+  p = fma(p, square, set1(-0.333333283662796f));
+  const vec small_x = fma(mul(p, square), x, x);
+  const vec bounded = smaller(set1(10.0f), larger(set1(-10.0f), x));
+  const vec power = exp2(mul(bounded, set1(2 * log2_e)));
+  const vec large_x = sub(set1(1.0f), div(set1(2.0f), add(power, set1(1.0f))));
+  return select(less(magnitude(x), set1(0.625f)), small_x, large_x);
+}
+
+/// A masked logit. Finite, so that no arithmetic needs infinities; told from the real ones by `masked_below`.
+inline constexpr float masked_logit = -3.4e38f;
+inline constexpr float masked_below = -3.3e38f;
+/// A row's maximum is followed only when it grows by more than this, in base 2: then the sums so far are scaled.
+/// Weights stay below 2^8, so nothing is lost (the lazy rescale of Dao et al.'s later FlashAttention kernels).
+inline constexpr float rescale_threshold = 8.0f;
+
+/// One vector of K, V or Q as floats, padded with zeros to whole vectors.
+template <class T>
+KVCACHE_NOINLINE void widen_row(const std::byte* from, std::size_t dim, float* to) noexcept {
+  std::size_t d = 0;
+  for (; d + lanes <= dim; d += lanes) store(to + d, widen<T>(from + d * sizeof(T)));
+  if (d < cpu::padded(dim)) {
+    T rest[cpu::padding] = {};
+    std::memcpy(rest, from + d * sizeof(T), (dim - d) * sizeof(T));
+    for (std::size_t i = 0; d + i < cpu::padded(dim); i += lanes)
+      store(to + d + i, widen<T>(reinterpret_cast<const std::byte*>(rest + i)));
+  }
+}
+
+using widen_function = void (*)(const std::byte* from, std::size_t dim, float* to) noexcept;
+
+[[nodiscard]] inline widen_function widen_row_of(dtype_id id) noexcept {
+  if (id == dtype_id::float32) return widen_row<f32>;
+  return id == dtype_id::float16 ? widen_row<f16> : widen_row<bf16>;
+}
+
+/// One query of one head as floats, padded with zeros to whole vectors.
+inline void read_query(const attention_call& call, std::uint32_t row, std::uint32_t head, float* to) noexcept {
+  const std::int64_t first = row * call.q.row_stride + head * call.q.head_stride;
+  widen_row_of(call.q_dtype)(call.q.data + first * std::int64_t{bits(call.q_dtype) / 8}, call.q.head_dim, to);
+}
+
+/// Whether any of `count` floats is infinite or no number, by bits.
+inline bool not_finite(const float* x, std::size_t count) noexcept {
+  bool found = false;
+  for (std::size_t i = 0; i < count; ++i) found |= (std::bit_cast<std::uint32_t>(x[i]) & 0x7f80'0000u) == 0x7f80'0000u;
+  return found;
+}
