@@ -4,7 +4,6 @@
 #pragma once
 
 #include <kvcache/attention/attention.hpp>
-#include <kvcache/attention/cpu/cpu.hpp>
 #include <kvcache/attention/reference.hpp>
 
 #include <algorithm>
@@ -18,6 +17,7 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "cpu_kernels.hpp"
 
 namespace kvcache_test {
 

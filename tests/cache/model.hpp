@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <kvcache/attention/cpu/cpu.hpp>
 #include <kvcache/attention/reference.hpp>
 #include <kvcache/kvcache.hpp>
 
@@ -9,6 +8,8 @@
 #include <cstdint>
 #include <utility>
 #include <vector>
+
+#include "../support/cpu_kernels.hpp"
 
 namespace kvcache_test {
 

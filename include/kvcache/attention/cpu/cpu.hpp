@@ -60,7 +60,33 @@ namespace kvcache::detail::isa_avx512 {
 KVCACHE_ISA_END
 #endif
 
-namespace kvcache::detail {
+namespace kvcache {
+
+/// The CPU kernels for K of type K and V of type V. Large code: an engine that runs attention in several source files
+/// compiles it once by naming it in all of them and instantiating it in one.
+///
+///     extern template struct kvcache::cpu_kernels<kvcache::bf16, kvcache::bf16>;  // after the header, everywhere
+///     template struct kvcache::cpu_kernels<kvcache::bf16, kvcache::bf16>;         // in one source file
+template <class K, class V>
+struct cpu_kernels {
+  static void run(const detail::attention_call& call, const cpu_backend::options& options, unsigned ith,
+                  unsigned nth) noexcept;
+};
+
+// Outside the class: a member defined inside is inline, and those are compiled whatever `extern template` says.
+template <class K, class V>
+void cpu_kernels<K, V>::run(const detail::attention_call& call, const cpu_backend::options& options, unsigned ith,
+                            unsigned nth) noexcept {
+  const cpu_isa isa = options.isa == cpu_isa::best ? best_isa() : options.isa;
+#if KVCACHE_X86
+  if (isa == cpu_isa::avx512) return detail::cpu::run_share(call, ith, nth, detail::isa_avx512::run_unit<K, V>);
+  if (isa == cpu_isa::avx2) return detail::cpu::run_share(call, ith, nth, detail::isa_avx2::run_unit<K, V>);
+#endif
+  static_cast<void>(isa);
+  detail::cpu::run_share(call, ith, nth, detail::isa_scalar::run_tile);
+}
+
+namespace detail {
 
 template <>
 struct attention_kernels<cpu_backend> {
@@ -83,14 +109,10 @@ struct attention_kernels<cpu_backend> {
   template <class K, class V>
   static void run(const attention_call& call, const cpu_backend::options& options, unsigned ith,
                   unsigned nth) noexcept {
-    const cpu_isa isa = options.isa == cpu_isa::best ? best_isa() : options.isa;
-#if KVCACHE_X86
-    if (isa == cpu_isa::avx512) return cpu::run_share(call, ith, nth, isa_avx512::run_unit<K, V>);
-    if (isa == cpu_isa::avx2) return cpu::run_share(call, ith, nth, isa_avx2::run_unit<K, V>);
-#endif
-    static_cast<void>(isa);
-    cpu::run_share(call, ith, nth, isa_scalar::run_tile);
+    cpu_kernels<K, V>::run(call, options, ith, nth);
   }
 };
 
-}  // namespace kvcache::detail
+}  // namespace detail
+
+}  // namespace kvcache
