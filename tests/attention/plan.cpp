@@ -26,10 +26,12 @@ const std::vector<sequence> mixed{{1, 5000}, {100, 300}, {1, 1}, {0, 77}, {700, 
 }  // namespace
 
 TEST_CASE("R18 equal batches give equal plans, also in a plan's old memory") {
-  const scene<bf16> s({.kv_heads = 2, .group = 4}, mixed);
-  const scene<bf16> other({.kv_heads = 2, .group = 4}, {{9, 2000}, {1, 4}});
+  const std::uint32_t block_size = GENERATE(1u, 16u, 48u);
+  const scene<bf16> s({.block_size = block_size, .kv_heads = 2, .group = 4, .head_dim = 8}, mixed);
+  const scene<bf16> other({.block_size = block_size, .kv_heads = 2, .group = 4, .head_dim = 8}, {{9, 2000}, {1, 4}});
   for (const unsigned threads : {1u, 2u, 16u}) {
     for (const bool invariant : {false, true}) {
+      INFO("block size " << block_size << " threads " << threads << " invariant " << invariant);
       const attention_plan plan = plan_attention(s.batch(), options(threads, invariant));
       CHECK(same(plan, plan_attention(s.batch(), options(threads, invariant))));
       attention_plan old = plan_attention(other.batch(), options(threads, invariant));
@@ -40,10 +42,11 @@ TEST_CASE("R18 equal batches give equal plans, also in a plan's old memory") {
 }
 
 TEST_CASE("R18 a plan covers every row and visible token once") {
-  const scene<bf16> s({.kv_heads = 2, .group = 4}, mixed);
+  const std::uint32_t block_size = GENERATE(1u, 16u, 48u);
+  const scene<bf16> s({.block_size = block_size, .kv_heads = 2, .group = 4, .head_dim = 8}, mixed);
   for (const unsigned threads : {1u, 2u, 3u, 16u, 64u}) {
     for (const bool invariant : {false, true}) {
-      INFO("threads " << threads << " invariant " << invariant);
+      INFO("block size " << block_size << " threads " << threads << " invariant " << invariant);
       const attention_plan plan = plan_attention(s.batch(), options(threads, invariant));
       std::vector<unsigned> rows(s.rows());
       for (const query_tile& t : plan.tiles())

@@ -151,7 +151,8 @@ TEST_CASE("R19 a row's bits depend on its own query and tokens only") {
   for (const cpu_isa isa : isas()) {
     for (const std::uint32_t group : {1u, 4u, 20u}) {
       if (!thorough && group != 4) continue;
-      const shape form{.kv_heads = 1, .group = group, .head_dim = thorough ? 64u : 16u};
+      const std::uint32_t block_size = group == 1 ? 16 : group == 4 ? 5 : 64;
+      const shape form{.block_size = block_size, .kv_heads = 1, .group = group, .head_dim = thorough ? 64u : 16u};
       const std::uint32_t length = thorough ? 2500 : 2100;
       const scene<bf16> whole(form, {{length, length}}, 3);
       const std::size_t row_floats = std::size_t{group} * form.head_dim;
@@ -182,7 +183,7 @@ TEST_CASE("R19 a row's bits depend on its own query and tokens only") {
             table_offsets.push_back(static_cast<std::uint32_t>(table.size()));
           }
         }
-        const batch_view batch{offsets, lengths, block_tables::csr(table.data(), table_offsets), {}, 16};
+        const batch_view batch{offsets, lengths, block_tables::csr(table.data(), table_offsets), {}, block_size};
         const attention<bundle<causal, bf16, bf16, true>> a(
             {.shape = whole.heads(), .threads = threads, .backend = {.isa = isa}});
         std::vector<float> out(q.size());
@@ -206,8 +207,9 @@ TEST_CASE("R19 a row's bits depend on its own query and tokens only") {
 }
 
 TEST_CASE("R19 windows, masks and blocks of any size keep a row's bits") {
+  const std::uint32_t block_size = GENERATE(1u, 7u, 64u);
   for (const cpu_isa isa : isas()) {
-    const shape form{.block_size = 7, .kv_heads = 2, .group = 3};
+    const shape form{.block_size = block_size, .kv_heads = 2, .group = 3};
     const scene<bf16> s(form, {{50, 400}}, 4);
     const variant_values values{.window = 77};
     const outcome chunk = attend<sliding_window, true>(s, values, isa);
@@ -217,8 +219,11 @@ TEST_CASE("R19 windows, masks and blocks of any size keep a row's bits") {
       const std::vector<std::uint32_t> offsets{0, 1};
       const std::vector<std::uint32_t> lengths{351 + i};
       const auto& table = const_cast<scene<bf16>&>(s).table();
-      const batch_view batch{
-          offsets, lengths, block_tables::padded(table.data(), 1, static_cast<std::uint32_t>(table.size())), {}, 7};
+      const batch_view batch{offsets,
+                             lengths,
+                             block_tables::padded(table.data(), 1, static_cast<std::uint32_t>(table.size())),
+                             {},
+                             block_size};
       const attention<bundle<sliding_window, bf16, bf16, true>> a(
           {.shape = s.heads(), .threads = 2, .backend = {.isa = isa}});
       std::vector<float> out(row_floats);
@@ -226,7 +231,7 @@ TEST_CASE("R19 windows, masks and blocks of any size keep a row's bits") {
             rows_view<float>(out.data(), 1, 6, 64), 0, 1, values);
       same = same && std::memcmp(out.data(), chunk.out.data() + i * row_floats, row_floats * sizeof(float)) == 0;
     }
-    INFO(name(isa));
+    INFO(text(form, isa));
     CHECK(same);
   }
 }

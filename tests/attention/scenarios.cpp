@@ -209,7 +209,6 @@ TEST_CASE("attention_12 two plans made back to back before the first ran are bot
   const attention_plan two = a.plan(second.batch());
   const expectation e1 = expected<causal>(first);
   const expectation e2 = expected<causal>(second);
-  const std::vector<block_id> table = first.table();
   // The batch's own arrays are gone by the time the plan runs.
   std::fill(first.table().begin(), first.table().end(), block_id{0});
   const auto run = [&](const scene<bf16>& s, const attention_plan& plan, const expectation& e) {

@@ -68,6 +68,8 @@ TEST_CASE("K and V of different sizes and types agree with the reference") {
   hold<causal>(scene<f16, bf16>(form, {{1, 67}, {9, 40}}, 2));
   hold<causal>(scene<bf16, f32>(form, {{1, 67}, {9, 40}}, 3));
   hold<causal>(scene<f32, f16>({.group = 4, .head_dim = 64, .head_dim_v = 112}, {{1, 67}, {9, 40}}, 4));
+  // As latent attention has them: one kv head for all query heads.
+  hold<causal>(scene<bf16>({.kv_heads = 1, .group = 16, .head_dim = 576, .head_dim_v = 512}, {{1, 67}, {9, 40}}, 5));
 }
 
 TEST_CASE("blocks in the tail pool agree with the reference") {

@@ -62,14 +62,17 @@ TEST_CASE("A step that no pool could hold is refused at once") {
 TEST_CASE("R8 slots of block ids beyond 2^31 / stride keep all their bits") {
   // The product alone: a pool with such ids would take gigabytes of bookkeeping.
   const ids blocks{kvcache::max_blocks, 1u << 27, 3};
+  for (const std::uint32_t block_size : {1u, 7u, 4096u}) {
+    std::vector<kvcache::slot_id> slots(3 * std::size_t{block_size});
+    kvcache::map_slots(blocks, block_size, 0, slots);
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      const auto expected =
+          std::int64_t{blocks[i / block_size]} * block_size + static_cast<std::int64_t>(i % block_size);
+      if (slots[i] != expected) FAIL_CHECK("block size " << block_size << " token " << i << ": " << slots[i]);
+    }
+  }
   std::array<kvcache::slot_id, 40> slots{};
   kvcache::map_slots(blocks, 16, 5, slots);
-  for (std::size_t i = 0; i < slots.size(); ++i) {
-    const std::size_t position = i + 5;
-    const auto expected =
-        static_cast<std::int64_t>(blocks[position / 16]) * 16 + static_cast<std::int64_t>(position % 16);
-    CHECK(slots[i] == expected);
-  }
   CHECK(slots[0] == 34359738357);
   CHECK(slots[11] == 2147483648);
   const ids large{3'000'000u};

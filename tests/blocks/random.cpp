@@ -103,7 +103,9 @@ TEST_CASE("Random accept lengths of drafts over 10,000 steps, then all closed: e
 TEST_CASE("R12 two instances fed the same 100,000 random calls give the same ids in the same order") {
   const std::uint64_t seed = GENERATE(1u, 2u, 3u);
   INFO("seed " << seed);
-  const random_load load{.seed = seed, .blocks = 60, .groups = {{4}, {2}}, .most_sequences = 8, .check = false};
+  const std::uint32_t block_size = seed == 1 ? 4 : seed == 2 ? 6 : 3;
+  const random_load load{
+      .seed = seed, .blocks = 60, .groups = {{block_size}, {2}}, .most_sequences = 8, .check = false};
   random_driver<manager> one(load);
   // The second one lives elsewhere in memory.
   const std::vector<std::string> elsewhere(1000, std::string(100, 'x'));

@@ -220,19 +220,21 @@ TEST_CASE("A touched chain is the newest again") {
 }
 
 TEST_CASE("R8 looking does not touch: probe and predict change no order and no statistic") {
-  const auto run = [](bool look) {
-    manager m({.blocks = 4, .block_size = 4});
-    const text first = words(1, 8);
-    const text second = words(2, 8);
+  const std::uint32_t block_size = GENERATE(1u, 4u, 16u);
+  CAPTURE(block_size);
+  const auto run = [&](bool look) {
+    manager m({.blocks = 4, .block_size = block_size});
+    const text first = words(1, 2 * block_size);
+    const text second = words(2, 2 * block_size);
     const auto a = prompt(m, first).sequence;
     const auto b = prompt(m, second).sequence;
     close(m, a);
     close(m, b);
     const auto before = m.statistics();
     if (look) {
-      CHECK(m.probe(first).tokens == 8);
       const text longer = first + second;
-      CHECK(m.predict({.content = longer, .reserve = 16}).reused_tokens == 8);
+      CHECK(m.probe(longer).tokens == 2 * block_size);
+      CHECK(m.predict({.content = longer, .reserve = 4 * block_size}).reused_tokens == 2 * block_size);
     }
     CHECK(m.statistics() == before);
     return drain(m);

@@ -297,7 +297,7 @@ TEST_CASE("Fork and truncate beyond the length, or in a step that is not accepte
 }
 
 TEST_CASE("R8 a closed sequence is stale for every call, and stays so when its place is taken again") {
-  manager m({.blocks = 8, .block_size = 4});
+  manager m({.blocks = 8, .block_size = GENERATE(1u, 4u, 16u)});
   const auto a = prompt(m, words(1, 6)).sequence;
   close(m, a);
   const auto check_stale = [&] {

@@ -54,10 +54,12 @@ TEST_CASE("Steps show tables, lengths, offsets and slots of every want in order"
 }
 
 TEST_CASE("R3 padding of tables is the null block") {
-  manager m({.blocks = 10, .block_size = 4});
+  const std::uint32_t block_size = GENERATE(1u, 4u, 16u);
+  CAPTURE(block_size);
+  manager m({.blocks = 10, .block_size = block_size});
   const auto a = open_empty(m, 1);
   const auto b = open_empty(m, 2);
-  const std::array wants{want{a, 9}, want{b, 1}};
+  const std::array wants{want{a, 2 * block_size + 1}, want{b, 1}};
   auto step = m.begin(wants);
   REQUIRE(step.has_value());
   CHECK(row(step->padded(), 0) == ids{1, 2, 3});

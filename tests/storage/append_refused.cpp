@@ -16,12 +16,13 @@ constexpr geometry shape{.layers = 2, .kv_heads = 2, .head_dim = 8, .head_dim_v 
 
 /// Five rows that fit, and what a test changes about them.
 struct attempt {
-  storage<bundle<bf16, bf16, nhd>> pool{shape, {.blocks = 3, .block_size = 16}};
+  std::uint32_t block_size = 16;
+  storage<bundle<bf16, bf16, nhd>> pool{shape, {.blocks = 3, .block_size = block_size}};
   std::vector<float> values = random_values<float>(1'000, 1);
   std::uint32_t layer = 0;
   rows_view<const float> k{values.data(), 5, 2, 8};
   rows_view<const float> v{values.data() + 200, 5, 2, 4};
-  std::vector<slot_id> slots{16, 17, 18, 19, 63};
+  std::vector<slot_id> slots{block_size, block_size + 1, 3 * block_size, 3 * block_size, 4 * block_size - 1};
 
   /// The sentence of the refusal; the bytes are as before.
   std::string refusal() {
@@ -49,10 +50,14 @@ TEST_CASE("append refuses a slot outside the pool and names it, its row and the 
 }
 
 TEST_CASE("R3 append refuses the slots of the null block") {
-  for (const slot_id slot : {slot_id{0}, slot_id{15}}) {
-    attempt a;
-    a.slots[4] = slot;
-    CHECK_THAT(a.refusal(), contains_text("slot " + std::to_string(slot) + " of row 4") && contains_text("16 to 63"));
+  for (const std::uint32_t block_size : {1u, 7u, 16u}) {
+    for (const slot_id slot : {slot_id{0}, slot_id{block_size} - 1}) {
+      attempt a{block_size};
+      a.slots[4] = slot;
+      CHECK_THAT(a.refusal(),
+                 contains_text("slot " + std::to_string(slot) + " of row 4") &&
+                     contains_text(std::to_string(block_size) + " to " + std::to_string(4 * block_size - 1)));
+    }
   }
 }
 

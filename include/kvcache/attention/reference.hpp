@@ -35,6 +35,9 @@ namespace detail {
 }
 
 template <class T>
+concept element_or_double = element<T> || std::same_as<T, double>;
+
+template <class T>
 [[nodiscard]] T from_double(double x) noexcept {
   if constexpr (std::floating_point<T>)
     return static_cast<T>(x);
@@ -127,34 +130,31 @@ KVCACHE_NOINLINE inline void reference_rows(
 /// what a query sees. `out` and `lse` may be of double; `lse` without data is not written. Raises invalid_argument as
 /// plan and run do for batches and values that contradict themselves. O(rows * heads * kv length * head_dim), on the
 /// calling thread.
-template <attention_variant Variant, class Q, class Out, class Lse = double>
-  requires element<std::remove_const_t<Q>> &&
-      (element<Out> || std::same_as<Out, double>)void reference_attention(const batch_view& batch, const kv_view& kv,
-                                                                          rows_view<Q> q, rows_view<Out> out,
-                                                                          const variant_values& values = {},
-                                                                          lse_view<Lse> lse = {}) {
-    struct target {
-      rows_view<Out> out;
-      lse_view<Lse> lse;
-    } to{out, lse};
-    detail::reference_rows(
-        Variant::features, batch, kv,
-        {reinterpret_cast<const std::byte*>(q.data), q.rows, q.heads, q.head_dim, q.row_stride, q.head_stride},
-        dtype_traits<std::remove_const_t<Q>>::id, values,
-        [](void* context, std::uint32_t row, std::uint32_t head, const double* output, const double* natural) {
-          const target& t = *static_cast<const target*>(context);
-          for (std::uint32_t d = 0; d < t.out.head_dim; ++d)
-            t.out.at(row, head)[d] = detail::from_double<Out>(output[d]);
-          if (t.lse.data == nullptr) return;
-          if (natural != nullptr)
-            *t.lse.at(row, head) =
-                static_cast<Lse>(t.lse.base == lse_base::natural ? *natural : *natural * 1.4426950408889634074);
-          else if constexpr (std::same_as<Lse, double>)
-            *t.lse.at(row, head) = std::bit_cast<double>(0xfff0'0000'0000'0000u);
-          else
-            *t.lse.at(row, head) = empty_lse();
-        },
-        &to);
-  }
+template <attention_variant Variant, class Q, detail::element_or_double Out, class Lse = double>
+  requires element<std::remove_const_t<Q>>
+void reference_attention(const batch_view& batch, const kv_view& kv, rows_view<Q> q, rows_view<Out> out,
+                         const variant_values& values = {}, lse_view<Lse> lse = {}) {
+  struct target {
+    rows_view<Out> out;
+    lse_view<Lse> lse;
+  } to{out, lse};
+  detail::reference_rows(
+      Variant::features, batch, kv,
+      {reinterpret_cast<const std::byte*>(q.data), q.rows, q.heads, q.head_dim, q.row_stride, q.head_stride},
+      dtype_traits<std::remove_const_t<Q>>::id, values,
+      [](void* context, std::uint32_t row, std::uint32_t head, const double* output, const double* natural) {
+        const target& t = *static_cast<const target*>(context);
+        for (std::uint32_t d = 0; d < t.out.head_dim; ++d) t.out.at(row, head)[d] = detail::from_double<Out>(output[d]);
+        if (t.lse.data == nullptr) return;
+        if (natural != nullptr)
+          *t.lse.at(row, head) =
+              static_cast<Lse>(t.lse.base == lse_base::natural ? *natural : *natural * 1.4426950408889634074);
+        else if constexpr (std::same_as<Lse, double>)
+          *t.lse.at(row, head) = std::bit_cast<double>(0xfff0'0000'0000'0000u);
+        else
+          *t.lse.at(row, head) = empty_lse();
+      },
+      &to);
+}
 
 }  // namespace kvcache
