@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # How long a translation unit that only includes a header takes to compile: the medians of five runs, by the clock and
 # by the processor (which a busy machine changes less), beside an empty one. --json prints the same for programs. CXX
-# chooses the compiler.
+# chooses the compiler. Exits with 1 where the processor needs longer than the limit.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -44,4 +44,7 @@ else:
     print(f"{'header':<32}{'clock s':>9}{'cpu s':>9}{'limit s':>9}   ({compiler}, medians of {RUNS} runs)")
     for row in rows:
         print(f"{row['header']:<32}{row['seconds']:>9.2f}{row['processor_seconds']:>9.2f}{row['limit'] or '':>9}")
+slow = [row["header"] for row in rows if row["limit"] and row["processor_seconds"] > row["limit"]]
+if slow:
+    sys.exit("compile_time.sh: above its limit: " + ", ".join(slow))
 PYTHON

@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -153,6 +154,8 @@ TEST_CASE("A model file that cannot be used ends the engine with 2 and a sentenc
   const auto with = [&](const std::string& model) { return std::vector<std::string>{"-m", model, "-p", "hello"}; };
   refuses(f, with(f.at("nothing.gguf")), "nothing.gguf: No such file");
   refuses(f, with(f.at("")), "it is not a regular file");
+  REQUIRE(::mkfifo(f.at("pipe.gguf").c_str(), 0600) == 0);  // reading it would wait for ever
+  refuses(f, with(f.at("pipe.gguf")), "it is not a regular file");
   refuses(f, with(f.write("empty.gguf", "")), "the file has 0 left");
   refuses(f, with(f.write("foreign.gguf", "\x89PNG and so on")), "a GGUF file begins with 'GGUF'");
   refuses(f, with(f.write("head.gguf", whole.substr(0, 1000))), "(is it truncated?)");
@@ -204,6 +207,7 @@ TEST_CASE("A malformed request ends the engine before it serves anything, and it
   refuses(f, with("{\"prompt\": \"a\", \"max_tokens\": \"b\"}\n"), "line 1: 'max_tokens' is \"b\"");
   refuses(f, with(""), "holds 0 requests");
   refuses(f, {"-m", f.at("model.gguf"), "-r", f.at("nothing.jsonl")}, "nothing.jsonl: No such file");
+  refuses(f, {"-m", f.at("model.gguf"), "-r", f.at("")}, "it is a directory");
 }
 
 TEST_CASE("A prompt longer than the pool fails alone; the other requests are served") {
@@ -231,9 +235,10 @@ TEST_CASE("A prompt longer than the pool fails alone; the other requests are ser
   CHECK_THAT(alone.err, contains_text("the pool has 20"));
 }
 
-TEST_CASE("A report that cannot be written is a fault") {
+TEST_CASE("A report that cannot be written is a fault, told before anything is served") {
   const folder f;
   const outcome o = run(f, {"-m", f.at("model.gguf"), "-p", "hello", "-n", "1", "--json", f.at("no/such/folder.json")});
   CHECK(o.status == 2);
+  CHECK(o.out.empty());
   CHECK_THAT(o.err, contains_text("cannot write"));
 }

@@ -97,7 +97,8 @@ class attention {
   template <executor E>
   attention(options_type options, E& threads) : options_(std::move(options)), executor_(threads) {}
 
-  /// Plans a step's attention. `reuse`: a plan that is not needed any more, for its memory. See plan_attention.
+  /// Plans a step's attention. `reuse`: a plan that is not needed any more, for its memory. Raises and costs what
+  /// plan_attention does, O(blocks + rows + units log units).
   [[nodiscard]] attention_plan plan(const batch_view& batch, attention_plan reuse = {}) const {
     need_kernels();
     plan_options o;
@@ -115,7 +116,8 @@ class attention {
   /// Attention of one layer, on the executor; returns when `out` is written. q is [rows, query_heads, head_dim], out
   /// [rows, query_heads, head_dim_v], rows as in the planned batch; elements f32, f16 or bf16, any strides. A row that
   /// sees no token is written as 0 with an lse of -inf. Raises invalid_argument, before anything is read or written,
-  /// where shapes, types, values or block ids do not fit. One run of a plan at a time.
+  /// where shapes, types, values or block ids do not fit. One run of a plan at a time. O(visible tokens * query_heads *
+  /// head_dim) over all rows; K and V of a kv head are read once for a tile of rows, whatever the group.
   template <class Q, class Out>
     requires element<std::remove_const_t<Q>> && element<Out>
   void run(const attention_plan& plan, const kv_view& kv, rows_view<Q> q, rows_view<Out> out,
