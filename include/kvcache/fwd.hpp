@@ -24,6 +24,7 @@ template <class Eviction = lru>
 class block_manager;
 template <class Policies>
 class storage;
+class any_storage;
 template <class Policies>
 class attention;
 template <class Policies>

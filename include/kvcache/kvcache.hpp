@@ -4,6 +4,7 @@
 /// Every host header that needs only the standard library. The kernels of attention come with
 /// <kvcache/attention/cpu/cpu.hpp>, which brings threads.
 
+#include <kvcache/any_storage.hpp>
 #include <kvcache/attention/attention.hpp>
 #include <kvcache/attention/plan.hpp>
 #include <kvcache/attention/reference.hpp>

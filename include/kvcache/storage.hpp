@@ -113,6 +113,14 @@ void write_kv(const kv_view& view, const rows_view<K>& k, const rows_view<V>& v,
       stored_dtype{view.v_dtype});
 }
 
+/// append into a pool whose block 0 is the null block: its slots are refused as well.
+template <class K, class V>
+void append_beyond_null(const kv_view& view, const rows_view<K>& k, const rows_view<V>& v,
+                        std::span<const slot_id> slots, unsigned ith, unsigned nth) {
+  check_append(view, k.rows, k.heads, k.head_dim, v.rows, v.heads, v.head_dim, slots, view.block_size);
+  write_kv(view, k, v, slots, ith, nth);
+}
+
 /// Copies the first `tokens` tokens of a block inside one plane, in as few runs as the strides allow.
 inline void copy_tokens(const plane_view& plane, block_id source, block_id destination, std::uint32_t tokens,
                         std::uint32_t heads, std::uint64_t head_bytes) noexcept {
@@ -279,9 +287,7 @@ class storage {
     requires element<std::remove_const_t<K>> && element<std::remove_const_t<V>>
   void append(std::uint32_t layer, const rows_view<K>& k, const rows_view<V>& v, std::span<const slot_id> slots,
               unsigned ith = 0, unsigned nth = 1) {
-    const kv_view target = view(layer);
-    detail::check_append(target, k.rows, k.heads, k.head_dim, v.rows, v.heads, v.head_dim, slots, block_size_);
-    detail::write_kv(target, k, v, slots, ith, nth);
+    detail::append_beyond_null(view(layer), k, v, slots, ith, nth);
   }
 
   /// kvcache::copy in every layer, in the given order.
