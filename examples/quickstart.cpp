@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shows one decode loop over a paged cache: two requests share a prefix, and the second computes only what is new.
+// The least an engine does for a request: two of them share a prefix, and the second computes only what is new.
 
 #include <cstdio>
 #include <numeric>

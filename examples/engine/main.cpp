@@ -12,6 +12,7 @@
 #include "report.hpp"
 #include "request_file.hpp"
 #include "tokeniser.hpp"
+#include "utf8.hpp"
 
 #include <kvcache/attention/cpu/thread_pool.hpp>
 #include <kvcache/error.hpp>
@@ -77,6 +78,9 @@ class program {
     else
       serve(with_prompt({{"user", options_.prompt}}, "prompt"));
     report();
+    // Only here is it known whether all that was printed has gone out.
+    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
+      throw bad_input("cannot write to the standard output; what was printed is not whole");
     std::size_t failed = 0;
     for (const answer& a : batcher_.answers()) failed += a.how == finish::failed ? 1 : 0;
     if (failed == 0) return 0;
@@ -125,7 +129,7 @@ class program {
   }
 
   void report() const {
-    const run_facts facts{.model = std::string(gguf_.has("general.name") ? gguf_.text("general.name") : "unnamed"),
+    const run_facts facts{.model = printable(gguf_.has("general.name") ? gguf_.text("general.name") : "unnamed"),
                           .dtype = kvcache::name(options_.dtype),
                           .block_size = options_.block_size,
                           .pool_blocks = cache_->manager().capacity(),

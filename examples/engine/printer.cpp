@@ -5,7 +5,7 @@
 
 namespace engine {
 
-void printer::expect(const std::string& id) { streams_.emplace_back().id = id; }
+void printer::expect(const std::string& id) { streams_.emplace_back().id = printable(id); }
 
 void printer::clear_progress() {
   if (progress_shown_) std::fputs("\r\033[K", stderr);

@@ -17,8 +17,15 @@ namespace {
 
 using nlohmann::json;
 
+/// For a message. Not a nested value: it may be deeper than the stack of whoever writes it out.
+std::string shown(const json& value) {
+  if (value.is_array()) return "an array";
+  if (value.is_object()) return "an object";
+  return value.dump(-1, ' ', false, json::error_handler_t::replace).substr(0, 80);
+}
+
 std::string text_of(const json& value, const std::string& key) {
-  if (!value.is_string()) throw bad_input("'" + key + "' is " + value.dump().substr(0, 80) + ", it must be a string");
+  if (!value.is_string()) throw bad_input("'" + key + "' is " + shown(value) + ", it must be a string");
   return value.get<std::string>();
 }
 
@@ -26,19 +33,17 @@ template <class Integer>
 Integer count_of(const json& value, const std::string& key) {
   constexpr std::uint64_t most = std::numeric_limits<Integer>::max();
   if (!value.is_number_unsigned() || value.get<std::uint64_t>() > most)
-    throw bad_input("'" + key + "' is " + value.dump().substr(0, 80) + ", it must be an integer from 0 to " +
-                    std::to_string(most));
+    throw bad_input("'" + key + "' is " + shown(value) + ", it must be an integer from 0 to " + std::to_string(most));
   return value.get<Integer>();
 }
 
 float real_of(const json& value, const std::string& key) {
-  if (!value.is_number()) throw bad_input("'" + key + "' is " + value.dump().substr(0, 80) + ", it must be a number");
+  if (!value.is_number()) throw bad_input("'" + key + "' is " + shown(value) + ", it must be a number");
   return value.get<float>();
 }
 
 bool flag_of(const json& value, const std::string& key) {
-  if (!value.is_boolean())
-    throw bad_input("'" + key + "' is " + value.dump().substr(0, 80) + ", it must be true or false");
+  if (!value.is_boolean()) throw bad_input("'" + key + "' is " + shown(value) + ", it must be true or false");
   return value.get<bool>();
 }
 
@@ -48,7 +53,7 @@ std::vector<message> messages_of(const json& value) {
   std::vector<message> out;
   for (const json& entry : value) {
     if (!entry.is_object() || entry.size() != 2 || !entry.contains("role") || !entry.contains("content"))
-      throw bad_input("a message is " + entry.dump().substr(0, 80) + ", it must have the keys role and content");
+      throw bad_input("a message is " + shown(entry) + ", it must have the keys role and content");
     message& m = out.emplace_back();
     m.role = text_of(entry["role"], "role");
     m.content = text_of(entry["content"], "content");

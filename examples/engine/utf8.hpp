@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 #include <string_view>
 
 namespace engine {
@@ -16,6 +17,14 @@ namespace engine {
     return length > back ? back : 0;
   }
   return 0;
+}
+
+/// The text without control characters, which a terminal would obey.
+[[nodiscard]] inline std::string printable(std::string_view text) {
+  std::string out(text);
+  for (char& c : out)
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  return out;
 }
 
 }  // namespace engine

@@ -37,10 +37,13 @@ class any_storage {
   }
   ~any_storage() { delete pool_; }
 
+  /// The shape that the pool was made for. O(1), as all of these.
   [[nodiscard]] const kvcache::geometry& geometry() const noexcept { return pool().geometry(); }
+  /// Tokens that a block holds.
   [[nodiscard]] std::uint32_t block_size() const noexcept { return pool().block_size(); }
   /// Blocks that can hold tokens: ids 1 to blocks().
   [[nodiscard]] std::uint32_t blocks() const noexcept { return pool().blocks(); }
+  /// Of one block over all layers, padding included; and of the whole pool, the null block included.
   [[nodiscard]] std::uint64_t bytes_per_block() const noexcept { return pool().bytes_per_block(); }
   [[nodiscard]] std::uint64_t bytes() const noexcept { return pool().bytes(); }
 

@@ -66,6 +66,7 @@ class cache {
 
   /// The KV of one layer, as attention reads it. Raises invalid_argument where there is no such layer. O(1).
   [[nodiscard]] kv_view view(std::uint32_t layer) const { return storage_.view(layer); }
+  /// Tokens that a block holds.
   [[nodiscard]] std::uint32_t block_size() const noexcept { return storage_.block_size(); }
 
  private:

@@ -16,10 +16,10 @@ namespace kvcache {
 enum class errc : std::uint8_t {
   out_of_blocks,  ///< value: blocks needed, limit: blocks available
   exceeds_pool,   ///< value: blocks needed, limit: blocks in the pool; waiting cannot help
-  stale_id,       ///< value: index of a sequence or step that was closed, limit: its generation now
-  beyond_length,  ///< value: position asked for, limit: tokens there
-  step_order,     ///< value: number of the step, limit: number of the step that has to come first
-  duplicate_id,   ///< value: index of a sequence named twice in one call, limit: times allowed
+  stale_id,       ///< value: a sequence's index, a step's stamp or a block; limit: generation or stamp now, or 0
+  beyond_length,  ///< value: tokens or entries asked for, limit: how many are there or possible
+  step_order,     ///< value: number of the step, limit: number of the step that has to be accepted or dropped first
+  duplicate_id,   ///< value: a sequence's index or a block named twice in one call, limit: times allowed
   empty_content,  ///< value: tokens given, limit: tokens needed at least
 };
 
@@ -58,12 +58,15 @@ struct failure {
       return "larger than the pool: " + value + " blocks needed, the pool has " + limit +
              "; shorten the request or make the pool larger";
     case errc::stale_id:
-      return "stale id: index " + value + " is closed (generation now " + limit + "); drop the id when you close it";
+      return "stale id: " + value + " names nothing that is open (now: " + limit +
+             "); forget an id when you close what it names";
     case errc::beyond_length:
-      return "beyond the length: " + value + " asked for, " + limit + " there; accept the tokens first";
-    case errc::step_order: return "step " + value + " out of order: step " + limit + " has to end first";
+      return "beyond the length: " + value + " asked for, " + limit +
+             " possible; accept the tokens first, or ask for fewer";
+    case errc::step_order:
+      return "step " + value + " out of order: step " + limit + " has to be accepted or dropped first";
     case errc::duplicate_id:
-      return "sequence " + value + " named more than " + limit + " time in one call; merge its entries";
+      return "id " + value + " named more than " + limit + " time in one call; merge its entries";
     case errc::empty_content: return "empty content: " + value + " tokens given, at least " + limit + " needed";
   }
   return "unknown failure";

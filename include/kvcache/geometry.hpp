@@ -60,10 +60,17 @@ inline void validate(const geometry& g) {
   return g.layers * bytes_per_token_and_layer(g, format);
 }
 
-/// Bytes of one block over all layers.
+/// K and V of a block each begin on a boundary of so many bytes, and take whole multiples of it.
+inline constexpr std::uint64_t plane_alignment = 64;
+
+/// Bytes of one block over all layers, the padding of its planes included.
 [[nodiscard]] constexpr std::uint64_t bytes_per_block(const geometry& g, std::uint32_t block_size,
                                                       kv_format format = {}) noexcept {
-  return block_size * bytes_per_token(g, format);
+  const auto plane = [&](std::uint32_t dim, dtype_id id) {
+    const std::uint64_t bytes = std::uint64_t{block_size} * g.kv_heads * dim * bits(id) / 8;
+    return (bytes + plane_alignment - 1) / plane_alignment * plane_alignment;
+  };
+  return g.layers * (plane(g.head_dim, format.k) + plane(g.v_dim(), format.v));
 }
 
 /// Blocks that `tokens` tokens take.
@@ -72,13 +79,13 @@ inline void validate(const geometry& g) {
   return (tokens + block_size - 1) / block_size;
 }
 
-/// Bytes that a request of `tokens` tokens takes, its last block's unused slots included.
+/// Bytes that a request of `tokens` tokens takes, padding and its last block's unused slots included.
 [[nodiscard]] constexpr std::uint64_t bytes_per_request(const geometry& g, std::uint64_t tokens,
                                                         std::uint32_t block_size, kv_format format = {}) noexcept {
   return blocks_for(tokens, block_size) * bytes_per_block(g, block_size, format);
 }
 
-/// Blocks, the null block apart, that a memory budget holds.
+/// Blocks, the null block apart, that a memory budget holds: a storage of so many takes no more bytes.
 [[nodiscard]] constexpr std::uint64_t blocks_in(std::uint64_t budget_bytes, const geometry& g, std::uint32_t block_size,
                                                 kv_format format = {}) noexcept {
   const std::uint64_t block = bytes_per_block(g, block_size, format);

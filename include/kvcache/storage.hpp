@@ -53,9 +53,17 @@ inline void check_append(const kv_view& view, std::uint32_t k_rows, std::uint32_
   same("number of K heads", k_heads, view.kv_heads);
   same("number of V heads", v_heads, view.kv_heads);
   same("head_dim of K", k_dim, view.head_dim);
-  same("head_dim of V", v_dim, view.head_dim_v);
+  same("head_dim of V", v_dim, view.v_dim());
   const slot_id size = view.block_size;
   if (size == 0) refuse_append("block_size is 0, at least 1 needed; set it in the view");
+  const auto possible = [](const char* what, std::uint32_t given, std::uint32_t most) {
+    if (given > most)
+      refuse_append(std::string(what) + " is " + std::to_string(given) + ", at most " + std::to_string(most) +
+                    " possible; a table entry has 31 bits for the block");
+  };
+  possible("the number of blocks", view.blocks, tail_bit);
+  possible("the number of tail blocks", view.tail_blocks, tail_bit);
+  if (view.tail_blocks != 0) possible("block_size", view.block_size, max_blocks);
   const slot_id end = view.blocks * size;
   const slot_id tail_first = slot_id{tail_bit} * size;
   const slot_id tail_end = (slot_id{tail_bit} + view.tail_blocks) * size;
@@ -177,7 +185,7 @@ inline void copy(const kv_view& view, std::span<const block_copy> copies) {
     detail::copy_tokens(view.k, c.source, c.destination, c.tokens, view.kv_heads,
                         std::uint64_t{view.head_dim} * bits(view.k_dtype) / 8);
     detail::copy_tokens(view.v, c.source, c.destination, c.tokens, view.kv_heads,
-                        std::uint64_t{view.head_dim_v} * bits(view.v_dtype) / 8);
+                        std::uint64_t{view.v_dim()} * bits(view.v_dtype) / 8);
   }
 }
 
@@ -206,9 +214,6 @@ class storage {
   using options = storage_options<allocator>;
   using k_element = typename dtype::k;
   using v_element = typename dtype::v;
-
-  /// Bytes from one plane's start to the next are a multiple of this.
-  static constexpr std::uint64_t plane_alignment = 64;
 
   /// Takes the memory for `options.blocks` blocks and the null block. Raises invalid_argument, naming value and limit,
   /// where the geometry, the number of blocks or the block size can hold nothing or pass 64-bit offsets, and

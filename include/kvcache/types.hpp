@@ -25,6 +25,7 @@ using slot_id = std::int64_t;
 /// A slot that is not written.
 inline constexpr slot_id no_slot = -1;
 
+/// The slot of token `offset` of a block. Precondition: offset < block_size.
 [[nodiscard]] KVCACHE_HOST_DEVICE constexpr slot_id make_slot(block_id block, std::uint32_t offset,
                                                               std::uint32_t block_size) noexcept {
   return static_cast<slot_id>(block) * block_size + offset;

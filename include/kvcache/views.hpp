@@ -36,6 +36,7 @@ struct rows_view {
   constexpr rows_view(const rows_view<U>& o) noexcept
       : rows_view(o.data, o.rows, o.heads, o.head_dim, o.row_stride, o.head_stride) {}
 
+  /// First element of a row's head. Precondition: row < rows, head < heads.
   [[nodiscard]] KVCACHE_HOST_DEVICE constexpr T* at(std::uint32_t row, std::uint32_t head) const noexcept {
     return data + row * row_stride + head * head_stride;
   }
@@ -102,6 +103,7 @@ class block_tables {
   }
 
   [[nodiscard]] constexpr std::uint32_t rows() const noexcept { return rows_; }
+  /// Precondition: r < rows().
   [[nodiscard]] constexpr std::span<const block_id> row(std::uint32_t r) const noexcept {
     if (offsets_ != nullptr) return {blocks_ + offsets_[r], offsets_[r + 1] - offsets_[r]};
     return {blocks_ + std::size_t{r} * columns_, columns_};
@@ -154,10 +156,11 @@ struct kv_view {
   std::uint32_t block_size = 0;
   std::uint32_t kv_heads = 0;
   std::uint32_t head_dim = 0;
-  std::uint32_t head_dim_v = 0;
+  std::uint32_t head_dim_v = 0;  ///< 0: as head_dim
   dtype_id k_dtype = dtype_id::bfloat16;
   dtype_id v_dtype = dtype_id::bfloat16;
 
+  [[nodiscard]] constexpr std::uint32_t v_dim() const noexcept { return head_dim_v != 0 ? head_dim_v : head_dim; }
   /// First element of token `token` of `entry`, an entry of a block table.
   [[nodiscard]] KVCACHE_HOST_DEVICE constexpr const std::byte* k_at(block_id entry, std::uint32_t token,
                                                                     std::uint32_t head) const noexcept {

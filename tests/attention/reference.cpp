@@ -91,3 +91,32 @@ TEST_CASE("the reference leaves out what the mask leaves out") {
   const auto e = expected<combine<full, custom_mask>>(s, {.scale = 1, .mask = {bits, 1, 1}});
   CHECK(close(e.out[0], 10.0 / 6));
 }
+
+TEST_CASE("the reference refuses shapes that do not fit, as run does") {
+  const scene<bf16> s({.kv_heads = 2, .group = 4}, {{3, 40}});
+  std::vector<double> out(s.q.size());
+  const rows_view<double> to(out.data(), 3, 8, 64);
+  const auto refused = [&](const kv_view& view, rows_view<const float> q, rows_view<double> o) {
+    try {
+      reference_attention<causal>(s.batch(), view, q, o);
+    } catch (const invalid_argument& e) {
+      return std::string(e.what());
+    }
+    return std::string("nothing");
+  };
+  CHECK(refused(s.view(), s.queries(), to) == "nothing");
+  CHECK_THAT(refused(s.view(), {s.q.data(), 1, 8, 64}, to), contains_text("rows is 1") && contains_text("3 needed"));
+  CHECK_THAT(refused(s.view(), {s.q.data(), 3, 8, 32}, to), contains_text("head_dim is 32"));
+  CHECK_THAT(refused(s.view(), {s.q.data(), 3, 7, 64}, to), contains_text("7 query heads"));
+  CHECK_THAT(refused(s.view(), s.queries(), {out.data(), 2, 8, 64}), contains_text("out's rows is 2"));
+  CHECK_THAT(refused(s.view(), s.queries(), {out.data(), 3, 4, 64}), contains_text("out's heads is 4"));
+  kv_view view = s.view();
+  view.blocks = 2;
+  CHECK_THAT(refused(view, s.queries(), to), contains_text("2 blocks"));
+  view = s.view();
+  view.block_size = 8;
+  CHECK_THAT(refused(view, s.queries(), to), contains_text("block_size is 8"));
+  view = s.view();
+  view.head_dim_v = 0;  // as head_dim
+  CHECK(refused(view, s.queries(), to) == "nothing");
+}

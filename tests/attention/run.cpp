@@ -126,6 +126,26 @@ TEST_CASE("a share is refused where the plan was made without heads, also after 
   CHECK_THROWS_AS(a.run(plan, s.view(), s.queries(), to, 0u, 1u), invalid_argument);
 }
 
+TEST_CASE("a plan with split rows may be copied before and after it has run") {
+  const scene<bf16> s({.kv_heads = 2, .group = 2}, {{1, 3000}, {2, 70}});
+  const expectation e = expected<causal>(s);
+  const attention<mine> a({.shape = s.heads(), .threads = 2});
+  const attention_plan plan = a.plan(s.batch());
+  REQUIRE(plan.state_rows() > 0);
+  const auto right = [&](const attention_plan& p) {
+    outcome o{std::vector<float>(s.q.size(), poison_value()), {}};
+    a.run(p, s.view(), s.queries(), rows_view<float>(o.out.data(), s.rows(), 4, 64), 0, 1);
+    return distance(o, e) < 1;
+  };
+  const attention_plan before = plan;
+  CHECK(right(plan));
+  attention_plan after;
+  after = plan;
+  CHECK(right(before));
+  CHECK(right(after));
+  CHECK(right(plan));
+}
+
 TEST_CASE("one plan serves the layers of anything that shows them as views") {
   const scene<bf16> first({.kv_heads = 2, .group = 2}, {{3, 40}, {1, 700}}, 1);
   const scene<bf16> second({.kv_heads = 2, .group = 2}, {{3, 40}, {1, 700}}, 1);
@@ -206,7 +226,64 @@ TEST_CASE("R19 a row's bits depend on its own query and tokens only") {
   }
 }
 
-TEST_CASE("R19 windows, masks and blocks of any size keep a row's bits") {
+TEST_CASE("R19 a long window cuts a row's tokens at the same places, whatever is beside it and known to the plan") {
+  // The window's first token moves with the row; the cuts may not.
+  const scene<bf16> s({.kv_heads = 1, .group = 2, .head_dim = 16}, {{40, 5000}}, 5);
+  const variant_values values{.window = 2200};
+  const std::size_t row_floats = std::size_t{2} * 16;
+  for (const cpu_isa isa : isas()) {
+    for (const std::uint32_t known : {0u, 2200u}) {
+      const attention<bundle<sliding_window, bf16, bf16, true>> a(
+          {.shape = s.heads(), .threads = 3, .window = known, .backend = {.isa = isa}});
+      std::vector<float> chunk(40 * row_floats);
+      a.run(a.plan(s.batch()), s.view(), s.queries(), rows_view<float>(chunk.data(), 40, 2, 16), 0, 1, values);
+      bool same = true;
+      for (std::uint32_t i = 0; i < 40; i += 3) {
+        const std::vector<std::uint32_t> offsets{0, 1};
+        const std::vector<std::uint32_t> lengths{4961 + i};
+        batch_view batch = s.batch();
+        batch.query_offsets = offsets;
+        batch.kv_lengths = lengths;
+        std::vector<float> out(row_floats);
+        a.run(a.plan(batch), s.view(), rows_view<const float>(s.q.data() + i * row_floats, 1, 2, 16),
+              rows_view<float>(out.data(), 1, 2, 16), 0, 1, values);
+        same = same && std::memcmp(out.data(), chunk.data() + i * row_floats, row_floats * sizeof(float)) == 0;
+      }
+      INFO(name(isa) << " window known to the plan " << known);
+      CHECK(same);
+      CHECK(distance({chunk, {}}, expected<sliding_window>(s, values)) < 1);
+    }
+  }
+}
+
+TEST_CASE("R19 masks keep a row's bits") {
+  using masked = combine<causal, custom_mask>;
+  const std::uint32_t block_size = GENERATE(1u, 7u, 64u);
+  const scene<bf16> s({.block_size = block_size, .kv_heads = 2, .group = 3}, {{50, 400}}, 4);
+  std::vector<std::uint8_t> bits(50 * std::size_t{50});
+  for (std::size_t i = 0; i < bits.size(); ++i) bits[i] = static_cast<std::uint8_t>(i * 2'654'435'761u >> 7);
+  const std::size_t row_floats = std::size_t{6} * 64;
+  for (const cpu_isa isa : isas()) {
+    const outcome chunk = attend<masked, true>(s, {.mask = {bits.data(), 50, 50}}, isa);
+    const attention<bundle<masked, bf16, bf16, true>> a({.shape = s.heads(), .threads = 2, .backend = {.isa = isa}});
+    bool same = true;
+    for (std::uint32_t i = 0; i < 50; ++i) {
+      const std::vector<std::uint32_t> offsets{0, 1};
+      const std::vector<std::uint32_t> lengths{351 + i};
+      batch_view batch = s.batch();
+      batch.query_offsets = offsets;
+      batch.kv_lengths = lengths;
+      std::vector<float> out(row_floats);
+      a.run(a.plan(batch), s.view(), rows_view<const float>(s.q.data() + i * row_floats, 1, 6, 64),
+            rows_view<float>(out.data(), 1, 6, 64), 0, 1, {.mask = {bits.data() + i * 50, 1, 50}});
+      same = same && std::memcmp(out.data(), chunk.out.data() + i * row_floats, row_floats * sizeof(float)) == 0;
+    }
+    INFO(text(s.form(), isa));
+    CHECK(same);
+  }
+}
+
+TEST_CASE("R19 windows and blocks of any size keep a row's bits") {
   const std::uint32_t block_size = GENERATE(1u, 7u, 64u);
   for (const cpu_isa isa : isas()) {
     const shape form{.block_size = block_size, .kv_heads = 2, .group = 3};
@@ -233,5 +310,79 @@ TEST_CASE("R19 windows, masks and blocks of any size keep a row's bits") {
     }
     INFO(text(form, isa));
     CHECK(same);
+  }
+}
+
+TEST_CASE("a plan of no rows runs over anything and does nothing") {
+  const scene<bf16> idle({}, {{0, 40}});
+  const std::vector<std::uint32_t> none;
+  const batch_view nothing{none, none, {}, {}, 0};
+  for (const auto& batch : {nothing, idle.batch()}) {
+    const attention<mine> a({.threads = 2});
+    const attention_plan plan = a.plan(batch);
+    kv_view view;
+    view.k_dtype = view.v_dtype = dtype_id::bfloat16;
+    a.run(plan, view, rows_view<const float>(), rows_view<float>());
+    a.run(plan, view, rows_view<const float>(), rows_view<float>(), 0u, 1u);
+    CHECK(plan.units().empty());
+  }
+}
+
+TEST_CASE("values beyond what f32 can compute with are refused; at the limits results are right") {
+  const scene<bf16> s({.kv_heads = 1, .group = 2}, {{3, 40}, {1, 40}});
+  using capped = combine<causal, soft_cap>;
+  for (const float cap : {1e-39f, 0x1p-101f, 0x1p101f, 3.4e38f, -1.0f})
+    CHECK_THROWS_WITH(attend<capped>(s, {.soft_cap = cap}), contains_text("soft_cap is") && contains_text("2^100"));
+  for (const float scale : {1e-39f, 0x1p-101f, 3.4e38f, -1.0f})
+    CHECK_THROWS_WITH(attend<causal>(s, {.scale = scale}), contains_text("scale is") && contains_text("2^100"));
+  const float inf = std::bit_cast<float>(0x7f80'0000u);
+  for (const float bad : {3e38f, -3e38f, inf, -inf, poison_value()}) {
+    const std::vector<float> slopes{0.5f, bad};
+    CHECK_THROWS_WITH((attend<combine<causal, alibi>>(s, {.alibi_slopes = slopes})), contains_text("slope is"));
+  }
+  for (const float bad : {inf, poison_value()}) {
+    const std::vector<float> values{0.5f, bad};
+    CHECK_THROWS_WITH((attend<combine<causal, sinks>>(s, {.sinks = values})), contains_text("a sink is"));
+  }
+  for (const cpu_isa isa : isas()) {
+    INFO(name(isa));
+    for (const float cap : {0x1p-100f, 0x1p100f})
+      CHECK(distance(attend<capped>(s, {.soft_cap = cap}, isa), expected<capped>(s, {.soft_cap = cap})) < 1);
+    const std::vector<float> slopes{0x1p60f, -0x1p60f};
+    const outcome o = attend<combine<causal, alibi>>(s, {.alibi_slopes = slopes}, isa);
+    CHECK(std::all_of(o.out.begin(), o.out.end(), is_number));
+  }
+}
+
+TEST_CASE("R19 a visible value that is no finite number gives the same in a chunk and alone") {
+  const shape form{.kv_heads = 1, .group = 2};
+  for (const float bad : {std::bit_cast<float>(0x7f80'0000u), poison_value()}) {
+    scene<bf16> s(form, {{2, 40}}, 3);
+    // Token 0 is seen by both rows, and its weight vanishes beside token 20's.
+    s.fill_k(0, 0, -60.0f);
+    s.fill_k(0, 20, 60.0f);
+    s.fill_v(0, 0, bad);
+    std::fill(s.q.begin(), s.q.end(), 8.0f);
+    const std::size_t row_floats = std::size_t{2} * 64;
+    for (const cpu_isa isa : isas()) {
+      const outcome chunk = attend<causal, true>(s, {}, isa);
+      for (const std::uint32_t row : {0u, 1u}) {
+        const std::vector<std::uint32_t> offsets{0, 1};
+        const std::vector<std::uint32_t> lengths{39 + row};
+        batch_view batch = s.batch();
+        batch.query_offsets = offsets;
+        batch.kv_lengths = lengths;
+        const attention<bundle<causal, bf16, bf16, true>> a(
+            {.shape = s.heads(), .threads = 1, .backend = {.isa = isa}});
+        std::vector<float> out(row_floats);
+        a.run(a.plan(batch), s.view(), rows_view<const float>(s.q.data() + row * row_floats, 1, 2, 64),
+              rows_view<float>(out.data(), 1, 2, 64), 0, 1);
+        bool same = true;
+        for (std::size_t i = 0; i < row_floats; ++i)
+          same = same && is_number(out[i]) == is_number(chunk.out[row * row_floats + i]);
+        INFO(name(isa) << " row " << row);
+        CHECK(same);
+      }
+    }
   }
 }

@@ -20,6 +20,30 @@ void each_kernel(const F& f) {
       if (thorough || group == 1 || group == 13 || group == 16) f(isa, group);
 }
 
+/// Another one for most groups, so that rules hold for several.
+std::uint32_t block_size_of(std::uint32_t group) {
+  return group == 1 || group == 8 ? 16 : group == 2 ? 4 : group == 4 ? 7 : group == 13 ? 1 : 64;
+}
+
+/// Where the plan of one query over `length` tokens cuts them.
+std::vector<std::uint32_t> cuts(const scene<bf16>& s, std::uint32_t length, unsigned threads, bool invariant) {
+  const std::vector<std::uint32_t> offsets{0, 1};
+  const std::vector<std::uint32_t> lengths{length};
+  const auto blocks = static_cast<std::uint32_t>((length + s.form().block_size - 1) / s.form().block_size);
+  const std::vector<std::uint32_t> table_offsets{0, blocks};
+  batch_view batch = s.batch();
+  batch.query_offsets = offsets;
+  batch.kv_lengths = lengths;
+  batch.tables = block_tables::csr(batch.tables.row(0).data(), table_offsets);
+  const attention_plan plan =
+      plan_attention(batch, {.shape = s.heads(), .threads = threads, .batch_invariant = invariant});
+  std::vector<std::uint32_t> found;
+  for (const work_unit& u : plan.units())
+    if (u.kv_begin != 0) found.push_back(u.kv_begin);
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
 }  // namespace
 
 TEST_CASE("attention_1 logits near -6e4 leave a finite and right softmax") {
@@ -66,7 +90,7 @@ TEST_CASE("attention_4 lengths 0, 5 and 0 into an output of no numbers: empty ro
   });
 }
 
-TEST_CASE("attention_5 unused slots and blocks of no numbers and infinities do not reach the output") {
+TEST_CASE("attention_5 R16 unused slots and blocks of no numbers and infinities do not reach the output") {
   // A scene's pool is poison wherever no token was written: three slots behind token 12, and three whole blocks.
   each_kernel([](cpu_isa isa, std::uint32_t group) {
     const scene<bf16> s({.block_size = 4, .kv_heads = 2, .group = group}, {{1, 13}, {13, 13}, {2, 13}});
@@ -80,7 +104,7 @@ TEST_CASE("R16 tokens that a row does not see contribute nothing, whatever they 
   for (const float bad : {not_a_number(), infinity(), -infinity()}) {
     each_kernel([&](cpu_isa isa, std::uint32_t group) {
       // Rows at positions 60 .. 99; token 80 is bad. Rows before it are as if it were not there.
-      const shape form{.kv_heads = 2, .group = group};
+      const shape form{.block_size = block_size_of(group), .kv_heads = 2, .group = group};
       scene<bf16> s(form, {{40, 100}});
       const outcome clean = attend<causal>(s, {}, isa);
       s.fill_k(0, 80, bad);
@@ -119,16 +143,17 @@ TEST_CASE("attention_7 a length at the end of its table is fine, one more is ref
                     contains_text("17 tokens") && contains_text("covers 16") && contains_text("reserve"));
 }
 
-TEST_CASE("attention_8 q = 0 gives the mean of V exactly to rounding") {
-  for (const std::uint32_t kv : {1u, 255u, 257u}) {
+TEMPLATE_TEST_CASE("attention_8 q = 0 gives the mean of V exactly to rounding", "", f32, f16, bf16) {
+  // Whole numbers up to 100 are exact in all three types.
+  for (const std::uint32_t kv : {1u, 255u, 257u, 1300u}) {
     each_kernel([&](cpu_isa isa, std::uint32_t group) {
-      scene<f32> s({.kv_heads = 1, .group = group}, {{1, kv}, {3, kv}});
+      scene<TestType> s({.kv_heads = 1, .group = group}, {{1, kv}, {3, kv}});
       std::fill(s.q.begin(), s.q.end(), 0.0f);
       // Whole numbers: their sum is exact in f32, so the mean is rounded once.
       std::vector<double> mean(64);
       for (std::uint32_t t = 0; t < kv; ++t) {
         for (std::uint32_t d = 0; d < 64; ++d) {
-          const auto x = static_cast<float>((t * 37 + d * 11) % 101) - 50.0f;
+          const auto x = static_cast<float>((t * 37 + d * 11) % 101);
           s.write_v(0, t, 0, d, x);
           s.write_v(1, t, 0, d, x);
           mean[d] += static_cast<double>(x);
@@ -146,7 +171,7 @@ TEST_CASE("attention_8 q = 0 gives the mean of V exactly to rounding") {
 #if defined(__FAST_MATH__)
         CHECK(worst <= 4);  // a division may become a product
 #else
-        CHECK(worst <= 1);
+        CHECK(worst <= (kv == 1300 && threads > 1 ? 4 : 1));  // the means of parts are rounded before they merge
 #endif
       }
     });
@@ -205,12 +230,17 @@ TEST_CASE("attention_12 two plans made back to back before the first ran are bot
   scene<bf16> first({.kv_heads = 2, .group = 2}, {{1, 900}, {3, 40}}, 1);
   scene<bf16> second({.kv_heads = 2, .group = 2}, {{20, 50}, {1, 1300}, {1, 3}}, 2);
   const attention<bundle<causal, bf16>> a({.shape = first.heads(), .threads = 3});
-  const attention_plan one = a.plan(first.batch());
+  std::vector<std::uint32_t> offsets = first.offsets();
+  batch_view batch = first.batch();
+  batch.query_offsets = offsets;
+  const attention_plan one = a.plan(batch);
   const attention_plan two = a.plan(second.batch());
   const expectation e1 = expected<causal>(first);
   const expectation e2 = expected<causal>(second);
-  // The batch's own arrays are gone by the time the plan runs.
+  // The batch's own arrays say something else by the time the plan runs.
   std::fill(first.table().begin(), first.table().end(), block_id{0});
+  std::fill(first.lengths().begin(), first.lengths().end(), 1u);
+  std::fill(offsets.begin(), offsets.end(), 0u);
   const auto run = [&](const scene<bf16>& s, const attention_plan& plan, const expectation& e) {
     outcome o{std::vector<float>(s.q.size(), poison_value()), {}};
     a.run(plan, s.view(), s.queries(), rows_view<float>(o.out.data(), s.rows(), 4, 64), 0, 1);
@@ -266,28 +296,35 @@ TEST_CASE("attention_16 sinks of -inf change nothing, large ones take everything
 }
 
 TEST_CASE("attention_16 lengths one below, at and above each border of a split") {
-  // Three threads cut 6,100 tokens; the plan says where.
-  for (const cpu_isa isa : isas()) {
-    const scene<bf16> s({.kv_heads = 1, .group = 2, .head_dim = 64}, {{1, 6100}});
-    const attention<bundle<causal, bf16>> a({.shape = s.heads(), .threads = 3, .backend = {.isa = isa}});
-    std::vector<std::uint32_t> borders;
-    const attention_plan plan = a.plan(s.batch());
-    for (const work_unit& u : plan.units()) borders.push_back(u.kv_end);
-    REQUIRE(borders.size() > 3);
-    std::sort(borders.begin(), borders.end());
-    borders.resize(thorough ? 4 : 1);
-    for (const std::uint32_t border : borders) {
-      for (const std::uint32_t n : {border - 1, border, border + 1}) {
-        if (n > 6100) continue;
-        const scene<bf16> t({.kv_heads = 1, .group = 2, .head_dim = 64}, {{1, n}, {3, n}});
-        INFO(name(isa) << " length " << n);
-        CHECK(distance(attend<causal>(t, {}, isa, 3), expected<causal>(t)) < 1);
-      }
+  constexpr std::uint32_t longest = 4200;
+  const scene<bf16> whole({.kv_heads = 1, .group = 2, .head_dim = 64}, {{1, longest}});
+  for (const bool invariant : {false, true}) {
+    // Where the plan begins to cut elsewhere, and where its last part begins.
+    std::vector<std::uint32_t> lengths;
+    std::vector<std::uint32_t> before;
+    for (std::uint32_t n = 1; n < longest; ++n) {
+      const auto now = cuts(whole, n, 3, invariant);
+      const bool elsewhere = now != before;
+      const bool just_cut = !now.empty() && n == now.back() + 1;
+      if (elsewhere || just_cut) lengths.insert(lengths.end(), {n - 1, n, n + 1});
+      before = now;
     }
-    for (const std::uint32_t n : {2047u, 2048u, 2049u, 4096u, 4097u}) {
-      const scene<bf16> t({.kv_heads = 1, .group = 2, .head_dim = 64}, {{1, n}});
-      INFO(name(isa) << " batch invariant, length " << n);
-      CHECK(distance(attend<causal, true>(t, {}, isa, 3), expected<causal>(t)) < 1);
+    std::sort(lengths.begin(), lengths.end());
+    lengths.erase(std::unique(lengths.begin(), lengths.end()), lengths.end());
+    REQUIRE(lengths.size() >= 6);
+    const std::size_t every = thorough ? lengths.size() / 48 + 1 : lengths.size() / 6 + 1;
+    for (std::size_t i = 0; i < lengths.size(); i += i < 6 ? 1 : every) {
+      const std::uint32_t n = lengths[i];
+      const scene<bf16> t({.kv_heads = 1, .group = 2, .head_dim = 64}, {{1, n}, {3, n}});
+      const scene<bf16> lone({.kv_heads = 1, .group = 2, .head_dim = 64}, {{1, n}});
+      const expectation e = expected<causal>(t);
+      const expectation e_lone = expected<causal>(lone);
+      for (const cpu_isa isa : isas()) {
+        INFO(name(isa) << " length " << n << " invariant " << invariant);
+        CHECK(distance(invariant ? attend<causal, true>(t, {}, isa, 3) : attend<causal>(t, {}, isa, 3), e) < 1);
+        CHECK(distance(invariant ? attend<causal, true>(lone, {}, isa, 3) : attend<causal>(lone, {}, isa, 3), e_lone) <
+              1);
+      }
     }
   }
 }

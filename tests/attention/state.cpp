@@ -166,25 +166,27 @@ TEST_CASE("states of different shapes do not merge") {
 
 TEST_CASE("R15 attention over two halves merges into attention over the whole") {
   // A prefix that several requests share, and what is their own: two runs without causality over parts of the table.
+  const std::uint32_t block_size = GENERATE(1u, 3u, 16u);
   for (const cpu_isa isa : isas()) {
-    scene<bf16> s({.kv_heads = 2, .group = 4}, {{1, 96}});
+    scene<bf16> s({.block_size = block_size, .kv_heads = 2, .group = 4}, {{1, 96}});
     outcome whole = attend<full>(s, {}, isa);
     const std::vector<std::uint32_t> offsets{0, 1};
     const auto part = [&](std::size_t first_block, std::uint32_t length, lse_base base) {
       outcome o{std::vector<float>(s.q.size()), std::vector<float>(8)};
       const std::vector<std::uint32_t> lengths{length};
-      const batch_view batch{offsets, lengths, block_tables::padded(s.table().data() + first_block, 1, 3), {}, 16};
+      const batch_view batch{
+          offsets, lengths, block_tables::padded(s.table().data() + first_block, 1, 48 / block_size), {}, block_size};
       const attention<bundle<full, bf16>> a({.shape = s.heads(), .threads = 1, .backend = {.isa = isa}});
       a.run(a.plan(batch), s.view(), s.queries(), rows_view<float>(o.out.data(), 1, 8, 64), 0, 1, {},
             {o.lse.data(), 8, 1, base});
       return o;
     };
     outcome head = part(0, 48, lse_base::two);
-    outcome tail = part(3, 48, lse_base::natural);
+    outcome tail = part(48 / block_size, 48, lse_base::natural);
     state_view<float> into{{head.out.data(), 1, 8, 64}, {head.lse.data(), 8}};
     const state_view<float> other{{tail.out.data(), 1, 8, 64}, {tail.lse.data(), 8, 1, lse_base::natural}};
     merge(into, other);
-    INFO(name(isa));
+    INFO(text(s.form(), isa));
     CHECK(distance(head, expected<full>(s)) < 1);
     CHECK(distance(whole, expected<full>(s)) < 1);
   }

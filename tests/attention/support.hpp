@@ -50,6 +50,7 @@ struct shape {
   std::uint32_t head_dim_v = 0;  ///< 0: as head_dim
   bool heads_outside = false;    ///< [block, head, token, dim] and not [block, token, head, dim]
   bool tails = false;            ///< every third block lies in the tail pool
+  bool tails_alike = false;      ///< the tail pool has the strides of the other one
   float largest = 1;             ///< standard deviation of K and V
 
   [[nodiscard]] std::uint32_t v_dim() const { return head_dim_v != 0 ? head_dim_v : head_dim; }
@@ -138,8 +139,8 @@ class scene {
     k_ = plane<K>(s, s.head_dim, blocks_, 2);
     v_ = plane<V>(s, s.v_dim(), blocks_, 6);
     if (s.tails) {
-      k_tail_ = plane<K>(s, s.head_dim, blocks_, 4);
-      v_tail_ = plane<V>(s, s.v_dim(), blocks_, 8);
+      k_tail_ = plane<K>(s, s.head_dim, blocks_, s.tails_alike ? 2 : 4);
+      v_tail_ = plane<V>(s, s.v_dim(), blocks_, s.tails_alike ? 6 : 8);
     }
     for (std::size_t r = 0; r < sequences_.size(); ++r) {
       for (std::uint32_t t = 0; t < lengths_[r]; ++t) {
@@ -201,6 +202,7 @@ class scene {
   }
   std::vector<block_id>& table() { return table_; }
   std::vector<std::uint32_t>& lengths() { return lengths_; }
+  [[nodiscard]] const std::vector<std::uint32_t>& offsets() const { return offsets_; }
 
   std::vector<float> q;
 
@@ -297,7 +299,7 @@ inline std::string text(const shape& s, cpu_isa isa, unsigned threads = 1) {
   return std::string(name(isa)) + " block_size " + std::to_string(s.block_size) + " kv_heads " +
          std::to_string(s.kv_heads) + " group " + std::to_string(s.group) + " head_dim " + std::to_string(s.head_dim) +
          "/" + std::to_string(s.v_dim()) + (s.heads_outside ? " heads outside" : "") + (s.tails ? " tails" : "") +
-         " threads " + std::to_string(threads);
+         (s.tails_alike ? " alike" : "") + " threads " + std::to_string(threads);
 }
 
 }  // namespace kvcache_test

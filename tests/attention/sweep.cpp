@@ -74,11 +74,16 @@ TEST_CASE("K and V of different sizes and types agree with the reference") {
 
 TEST_CASE("blocks in the tail pool agree with the reference") {
   for (const std::uint32_t block_size : {1u, 7u, 16u}) {
-    hold<causal>(
-        scene<bf16>({.block_size = block_size, .kv_heads = 2, .group = 4, .head_dim = 64, .tails = true}, mixed, 1));
-    hold<causal>(scene<f32>(
-        {.block_size = block_size, .kv_heads = 2, .group = 1, .head_dim = 64, .heads_outside = true, .tails = true},
-        mixed, 2));
+    // Kernels for decoding take tails with equal strides only.
+    for (const bool alike : {false, true}) {
+      shape form{.block_size = block_size, .kv_heads = 2, .group = 4, .head_dim = 64};
+      form.tails = true;
+      form.tails_alike = alike;
+      hold<causal>(scene<bf16>(form, mixed, 1));
+      form.group = 1;
+      form.heads_outside = true;
+      hold<causal>(scene<f32>(form, mixed, 2));
+    }
   }
 }
 
@@ -94,7 +99,17 @@ TEST_CASE("R17 lengths below, at and above each border agree with the reference"
   hold<causal>(scene<f32>({.block_size = 7, .kv_heads = 1, .group = 17, .head_dim = 64}, all, 5));
 }
 
-TEST_CASE("R17 q and out may be slices with strides of their own, of 16-bit elements") {
+namespace {
+
+/// Places of precision.
+template <class T>
+constexpr double half_unit = std::is_same_v<T, float> ? 0x1p-24
+                             : std::is_same_v<T, f16> ? 0x1p-11
+                                                      : 0x1p-8;
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("R17 q and out may be slices with strides of their own, of any element type", "", float, f16, bf16) {
   const scene<bf16> s({.kv_heads = 2, .group = 2, .head_dim = 64}, mixed, 5);
   const std::uint32_t heads = s.form().query_heads();
   // q as the first part of a fused row [q | k | v]; out with a gap behind every head.
@@ -114,22 +129,29 @@ TEST_CASE("R17 q and out may be slices with strides of their own, of 16-bit elem
   for (const cpu_isa isa : isas()) {
     const attention<bundle<causal, bf16>> a({.shape = s.heads(), .threads = 1, .backend = {.isa = isa}});
     const auto plan = a.plan(s.batch());
-    const f16 untouched{0x1234};
-    std::vector<f16> out(static_cast<std::size_t>(row_step) * s.rows(), untouched);
+    const auto untouched = from_float<TestType>(1234.5f);
+    std::vector<TestType> out(static_cast<std::size_t>(row_step) * s.rows(), untouched);
+    // The lse too has a gap behind every head.
+    std::vector<float> lse(std::size_t{s.rows()} * heads * 3, 1234.5f);
     a.run(plan, s.view(), rows_view<const bf16>(qkv.data(), s.rows(), heads, 64, fused, 64),
-          rows_view<f16>(out.data(), s.rows(), heads, 64, row_step, head_step), 0, 1);
+          rows_view<TestType>(out.data(), s.rows(), heads, 64, row_step, head_step), 0, 1, {},
+          {lse.data(), heads * std::int64_t{3}, 3});
     double worst = 0;
     bool kept = true;
     for (std::uint32_t r = 0; r < s.rows(); ++r) {
       for (std::uint32_t h = 0; h < heads; ++h) {
-        const f16* const row = out.data() + r * row_step + h * head_step;
+        const TestType* const row = out.data() + r * row_step + h * head_step;
+        const std::size_t at = std::size_t{r} * heads + h;
+        worst = (std::max)(worst, std::fabs(static_cast<double>(lse[at * 3]) - e.lse[at]) /
+                                      (1e-5 * (std::max)(1.0, std::fabs(e.lse[at]))));
+        kept = kept && lse[at * 3 + 1] == 1234.5f && lse[at * 3 + 2] == 1234.5f;
         for (std::uint32_t d = 0; d < 64; ++d) {
-          const double want = e.out[(std::size_t{r} * heads + h) * 64 + d];
-          // Half a unit in the last of 11 places, and what f32 allows.
-          const double allowed = std::fabs(want) * 0x1p-11 + 0x1p-25 + 1e-5 * e.largest;
+          const double want = e.out[at * 64 + d];
+          // Half a unit in the last place, and what f32 allows.
+          const double allowed = std::fabs(want) * half_unit<TestType> + 0x1p-25 + 1e-5 * e.largest;
           worst = (std::max)(worst, std::fabs(static_cast<double>(to_float(row[d])) - want) / allowed);
         }
-        for (std::uint32_t d = 64; d < 70; ++d) kept = kept && row[d] == untouched;
+        for (std::uint32_t d = 64; d < 70; ++d) kept = kept && std::memcmp(&row[d], &untouched, sizeof untouched) == 0;
       }
     }
     INFO(name(isa));

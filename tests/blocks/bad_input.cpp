@@ -59,6 +59,19 @@ TEST_CASE("A step that no pool could hold is refused at once") {
   CHECK(m.begin({&length, 1}).error() == kvcache::failure{errc::beyond_length, 4 + std::uint64_t{~0u}, ~0u});
 }
 
+TEST_CASE("A step whose tokens together pass 32 bits is refused, though each sequence would fit") {
+  // Row offsets of a step are 32 bit too.
+  constexpr std::uint32_t many = 0x9000'0000u;
+  manager m({.blocks = 8, .block_size = 1u << 31});
+  const text content = words(1, 1);
+  const std::array wants{kvcache::want{m.open({.content = content})->sequence, many},
+                         kvcache::want{m.open({.content = content})->sequence, many}};
+  CHECK(m.blocks_needed({wants.data(), 1}).value() == 2);
+  const kvcache::failure refused{errc::beyond_length, 2 * std::uint64_t{many}, ~0u};
+  CHECK(m.blocks_needed(wants).error() == refused);
+  CHECK(m.begin(wants).error() == refused);
+}
+
 TEST_CASE("R8 slots of block ids beyond 2^31 / stride keep all their bits") {
   // The product alone: a pool with such ids would take gigabytes of bookkeeping.
   const ids blocks{kvcache::max_blocks, 1u << 27, 3};

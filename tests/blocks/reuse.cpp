@@ -32,6 +32,7 @@ TEST_CASE("V1 two requests share the blocks of their common head") {
   CHECK(s.b.reused_tokens == 48);
   for (const kvcache::block_id b : {1u, 2u, 3u}) CHECK(s.m.ref_count(b) == 2);
   CHECK(s.m.counts().available() == 5);
+  CHECK(s.m.statistics() == kvcache::block_statistics{.opened_sequences = 2, .queried_tokens = 108, .hit_tokens = 48});
 }
 
 TEST_CASE("V1 released blocks go in the order tails, never used, shared heads from their end") {

@@ -380,6 +380,16 @@ TEST_CASE("R4 an unreferenced block is not available while a cached successor of
     CHECK(m.counts() == block_counts{.free = 2, .evictable = 2, .referenced = 2});
     CHECK(m.probe(first + words(2, 4)).tokens == 8);
   }
+  SECTION("who holds it alone copies rather than overwrite what its successor's holder needs") {
+    const auto c = m.open({.content = first + words(2, 4)});
+    REQUIRE(c.has_value());
+    REQUIRE(c->reused_tokens == 4);
+    REQUIRE(m.truncate(c->sequence, 2).has_value());
+    const want w{c->sequence, 1};
+    CHECK(m.blocks_needed({&w, 1}).value() == 1);
+    compute(m, c->sequence, 1);
+    CHECK(m.probe(first + words(2, 4)).tokens == 8);
+  }
   SECTION("its other copy, committed late, gives way to it") {
     REQUIRE(m.commit(b, first + words(2, 4)).has_value());
     CHECK(table(m, b) == ids{1, 3});

@@ -235,6 +235,26 @@ TEST_CASE("A prompt longer than the pool fails alone; the other requests are ser
   CHECK_THAT(alone.err, contains_text("the pool has 20"));
 }
 
+TEST_CASE("A value that is nested deeply is refused like any other") {
+  const folder f;
+  const std::string deep = std::string(200'000, '[') + std::string(200'000, ']');
+  refuses(f, {"-m", f.at("model.gguf"), "-r", f.write("deep.jsonl", "{\"prompt\": " + deep + "}\n")},
+          "line 1: 'prompt' is an array");
+}
+
+TEST_CASE("Output that cannot be written is a fault") {
+  const folder f;
+  for (const char* json : {"", "--json"}) {
+    std::vector<std::string> arguments{"-m", f.at("model.gguf"), "-p", "hello", "-n", "1"};
+    if (*json != '\0') arguments.insert(arguments.end(), {json, "-"});
+    std::string command = "env -u KVCACHE_MODEL '" KVCACHE_ENGINE_EXECUTABLE "'";
+    for (const std::string& a : arguments) command += " '" + a + "'";
+    const int status = std::system((command + " >/dev/full 2>'" + f.at("stderr") + "'").c_str());
+    CHECK(WEXITSTATUS(status) == 2);
+    CHECK_THAT(read_file(f.at("stderr")), contains_text("cannot write to the standard output"));
+  }
+}
+
 TEST_CASE("A report that cannot be written is a fault, told before anything is served") {
   const folder f;
   const outcome o = run(f, {"-m", f.at("model.gguf"), "-p", "hello", "-n", "1", "--json", f.at("no/such/folder.json")});

@@ -8,6 +8,7 @@
 #include <iterator>
 #include <string>
 
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include "catch.hpp"
@@ -105,4 +106,20 @@ TEST_CASE("an alignment beyond a page is refused with both numbers") {
   CHECK_THROWS_AS(allocator.allocate(mib, mib), kvcache::invalid_argument);
   CHECK_THROWS_WITH(allocator.allocate(mib, mib), contains_text("1048576") && contains_text("4096"));
   CHECK_FALSE(path.exists());
+}
+
+TEST_CASE("a mapped file beyond the process's limit of file sizes is refused, and no file is left") {
+  ::rlimit before{};
+  REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
+  ::rlimit small = before;
+  small.rlim_cur = mib;
+  REQUIRE(::setrlimit(RLIMIT_FSIZE, &small) == 0);
+  for (const bool reserve : {true, false}) {
+    const temporary_path path;
+    mapped_file_allocator allocator(path.string(), {.reserve = reserve});
+    CHECK_THROWS_WITH(allocator.allocate(2 * mib, 64), contains_text("cannot grow") && contains_text("2097152 bytes"));
+    CHECK_FALSE(path.exists());
+    allocator.deallocate(allocator.allocate(mib, 64), mib, 64);
+  }
+  REQUIRE(::setrlimit(RLIMIT_FSIZE, &before) == 0);
 }

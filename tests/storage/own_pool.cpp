@@ -134,3 +134,19 @@ TEST_CASE("R20 rows for a tail block go to the tail pool, and reading finds them
   }
   CHECK_THROWS_AS(append(view, k, v, std::vector<slot_id>{4, make_slot(tail_bit | 3, 0, 4)}), invalid_argument);
 }
+
+TEST_CASE("append refuses views whose ids or slots would not fit") {
+  std::vector<float> values(64);
+  const rows_view<const float> row{values.data(), 1, 1, 8};
+  const std::vector<slot_id> slots{0};
+  kv_view view;
+  view.kv_heads = 1;
+  view.head_dim = view.head_dim_v = 8;
+  view.block_size = 16;
+  view.blocks = 0xffff'ffffu;
+  CHECK_THROWS_WITH(append(view, row, row, slots), contains_text("number of blocks is 4294967295"));
+  view.blocks = 4;
+  view.tail_blocks = 0x7fff'ffffu;
+  view.block_size = 0xffff'ffffu;
+  CHECK_THROWS_WITH(append(view, row, row, slots), contains_text("block_size is 4294967295"));
+}

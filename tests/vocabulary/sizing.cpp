@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <kvcache/geometry.hpp>
+#include <kvcache/storage.hpp>
 
 #include <cstdint>
 
@@ -14,6 +15,10 @@ constexpr kv_format f16_format{dtype_id::float16, dtype_id::float16};
 constexpr geometry model_8b{.layers = 32, .kv_heads = 8, .head_dim = 128};
 constexpr geometry model_70b{.layers = 80, .kv_heads = 8, .head_dim = 128};
 constexpr geometry model_70b_mha{.layers = 80, .kv_heads = 64, .head_dim = 128};
+struct chosen : policies {
+  static constexpr unsigned block_size = dynamic;
+  using dtype = kv_dtype<f16, f32>;
+};
 constexpr std::uint64_t gib = std::uint64_t{1} << 30;
 
 // Known at compile time.
@@ -85,4 +90,20 @@ TEST_CASE("a split that does not come out even is refused by its numbers") {
   CHECK_THROWS_WITH(shard(model_70b, 12), contains_text("12 ranks"));
   CHECK_THROWS_WITH(shard(model_70b, 0), contains_text("0 ranks"));
   CHECK_THROWS_WITH(shard({.layers = 1, .kv_heads = 0, .head_dim = 64}, 4), contains_text("0 kv heads"));
+}
+
+TEST_CASE("sizing counts the padding of planes: a storage of the blocks that fit a budget fits it") {
+  for (const std::uint32_t head_dim : {20u, 72u, 80u, 128u}) {
+    for (const std::uint32_t block_size : {1u, 7u, 16u}) {
+      const geometry g{.layers = 2, .kv_heads = 1, .head_dim = head_dim, .head_dim_v = head_dim - 12};
+      constexpr kv_format format{dtype_id::float16, dtype_id::float32};
+      constexpr std::uint64_t budget = 1 << 20;
+      const std::uint64_t blocks = blocks_in(budget, g, block_size, format);
+      CAPTURE(head_dim, block_size, blocks);
+      const storage<chosen> pool(g, {.blocks = static_cast<std::uint32_t>(blocks), .block_size = block_size});
+      CHECK(pool.bytes() <= budget);
+      CHECK(pool.bytes_per_block() == bytes_per_block(g, block_size, format));
+      CHECK(pool.bytes() + pool.bytes_per_block() > budget);
+    }
+  }
 }

@@ -93,6 +93,7 @@ class attention {
   using backend = typename Policies::backend;
   using options_type = attention_options<backend>;
 
+  /// Checks nothing: what does not fit is refused by plan and run. O(1), no allocation.
   explicit attention(options_type options = {}) : options_(std::move(options)) {}
   template <executor E>
   attention(options_type options, E& threads) : options_(std::move(options)), executor_(threads) {}
@@ -123,9 +124,10 @@ class attention {
   void run(const attention_plan& plan, const kv_view& kv, rows_view<Q> q, rows_view<Out> out,
            const variant_values& values = {}, lse_view<float> lse = {}) const {
     const detail::attention_call call = checked_call(plan, kv, q, out, values, lse);
+    if (plan.rows() == 0) return;
     const executor_ref threads = lent();
     const unsigned nth = plan.units().size() <= 1 ? 1 : threads.threads();
-    reserve(plan, {call.q.heads, kv.kv_heads, kv.head_dim, kv.head_dim_v}, nth);
+    reserve(plan, {call.q.heads, kv.kv_heads, kv.head_dim, kv.v_dim()}, nth);
     auto work = [&](unsigned ith, unsigned n) {
       kernels::template run<typename dtype::k, typename dtype::v>(call, options_.backend, ith, n);
     };
@@ -143,6 +145,7 @@ class attention {
   void run(const attention_plan& plan, const kv_view& kv, rows_view<Q> q, rows_view<Out> out, unsigned ith,
            unsigned nth, const variant_values& values = {}, lse_view<float> lse = {}) const {
     const detail::attention_call call = checked_call(plan, kv, q, out, values, lse);
+    if (plan.rows() == 0) return;
     detail::check_share(plan, ith, nth);
     kernels::template run<typename dtype::k, typename dtype::v>(call, options_.backend, ith, nth);
   }
@@ -201,6 +204,7 @@ class attention {
     detail::attention_call call;
     call.plan = &plan;
     call.kv = kv;
+    call.kv.head_dim_v = kv.v_dim();
     call.q = {reinterpret_cast<const std::byte*>(q.data), q.rows, q.heads, q.head_dim, q.row_stride, q.head_stride};
     call.out = {
         reinterpret_cast<std::byte*>(out.data), out.rows, out.heads, out.head_dim, out.row_stride, out.head_stride};

@@ -113,7 +113,8 @@ struct attention_workspace {
 
 /// The work of one step's attention: which query rows meet which tokens, and through which blocks. A value that owns
 /// its arrays, so the batch it came from may go away and several plans may live at once. One plan serves every layer
-/// of its layer group, one run at a time; copy the plan to run it twice at the same time.
+/// of its layer group, one run at a time; copy the plan to run it twice at the same time. A plan that was moved from
+/// may only be destroyed or assigned to.
 class attention_plan {
  public:
   // Spans into the plan; a plan that is about to go away gives none.
@@ -131,9 +132,11 @@ class attention_plan {
   [[nodiscard]] std::uint32_t block_size() const noexcept { return block_size_; }
   /// Query rows of the step.
   [[nodiscard]] std::uint32_t rows() const noexcept { return rows_; }
+  /// The largest kv length of a sequence that has queries.
   [[nodiscard]] std::uint32_t longest() const noexcept { return longest_; }
   /// Ids that a view needs at least: one more than the highest in any table.
   [[nodiscard]] std::uint32_t blocks_needed() const noexcept { return blocks_needed_; }
+  /// The same of the tail pool; 0 where no entry has tail_bit set.
   [[nodiscard]] std::uint32_t tail_blocks_needed() const noexcept { return tail_blocks_needed_; }
   /// Query rows that leave a state, counted once for each part.
   [[nodiscard]] std::uint64_t state_rows() const noexcept { return state_rows_; }
@@ -204,7 +207,8 @@ KVCACHE_NOINLINE inline void check_batch(const batch_view& batch) {
 /// Plans the step's attention: a pure function of its arguments, so equal arguments give equal plans. `reuse` is a plan
 /// that has been run to its end; its memory is used again and its content is not. Raises invalid_argument, naming value
 /// and limit, where a table does not cover its sequence or the batch contradicts itself. More queries than tokens are
-/// legal: with a causal variant the first rows see nothing. O(blocks + rows + units log units).
+/// legal: with a causal variant the first rows see nothing. O(blocks + rows + units log units). Any number of threads
+/// may plan at once.
 KVCACHE_NOINLINE inline attention_plan plan_attention(const batch_view& batch, const plan_options& options,
                                                       attention_plan reuse = {}) {
   detail::check_batch(batch);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <kvcache/attention/call.hpp>
 #include <kvcache/attention/plan.hpp>
 #include <kvcache/attention/state.hpp>
 #include <kvcache/attention/variant.hpp>
@@ -9,13 +10,11 @@
 #include <kvcache/error.hpp>
 #include <kvcache/views.hpp>
 
-#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <concepts>
 #include <cstdint>
 #include <cstring>
-#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -48,15 +47,19 @@ template <class T>
 /// Hands each row's output, and its lse in base e unless the row is empty, to `emit`.
 KVCACHE_NOINLINE inline void reference_rows(
     const variant_features& features, const batch_view& batch, const kv_view& kv, const rows_view<const std::byte>& q,
-    dtype_id q_dtype, const variant_values& values,
+    dtype_id q_dtype, const rows_view<std::byte>& out, const variant_values& values,
     void (*emit)(void* to, std::uint32_t row, std::uint32_t head, const double* output, const double* lse), void* to) {
-  check_batch(batch);
-  std::uint32_t longest = 0;
-  for (std::uint32_t r = 0; r < batch.rows(); ++r) longest = (std::max)(longest, batch.kv_lengths[r]);
-  validate(features, values, q.heads, batch.tokens(), longest);
-  if (kv.kv_heads == 0 || q.heads % kv.kv_heads != 0)
-    raise<invalid_argument>("reference_attention: " + std::to_string(q.heads) + " query heads are no multiple of " +
-                            std::to_string(kv.kv_heads) + " kv heads; give every kv head the same group");
+  const attention_plan plan = plan_attention(batch, {.features = features});
+  attention_call call;
+  call.plan = &plan;
+  call.kv = kv;
+  call.kv.head_dim_v = kv.v_dim();
+  call.q = q;
+  call.out = out;
+  call.features = features;
+  call.values = values;
+  check_call(call, {kv.k_dtype, kv.v_dtype}, false);
+  if (batch.tokens() == 0) return;
 
   const std::uint32_t group = q.heads / kv.kv_heads;
   const std::int64_t q_bytes = bits(q_dtype) / 8;
@@ -68,7 +71,7 @@ KVCACHE_NOINLINE inline void reference_rows(
   std::vector<double> query(q.head_dim);
   std::vector<double> logits;
   std::vector<std::uint32_t> tokens;
-  std::vector<double> sum(kv.head_dim_v);
+  std::vector<double> sum(kv.v_dim());
   for (std::uint32_t r = 0; r < batch.rows(); ++r) {
     const auto table = batch.tables.row(r);
     const std::uint32_t length = batch.kv_lengths[r];
@@ -113,7 +116,7 @@ KVCACHE_NOINLINE inline void reference_rows(
           total += weight;
           const std::byte* const v =
               kv.v_at(table[tokens[n] / batch.block_size], tokens[n] % batch.block_size, kv_head);
-          for (std::uint32_t d = 0; d < kv.head_dim_v; ++d) sum[d] += weight * load_double(v + d * v_bytes, kv.v_dtype);
+          for (std::uint32_t d = 0; d < kv.v_dim(); ++d) sum[d] += weight * load_double(v + d * v_bytes, kv.v_dtype);
         }
         if (any)
           for (double& s : sum) s /= total;
@@ -128,8 +131,8 @@ KVCACHE_NOINLINE inline void reference_rows(
 
 /// Attention as its definition reads, in double precision, token by token: what kernels are held against. Reads only
 /// what a query sees. `out` and `lse` may be of double; `lse` without data is not written. Raises invalid_argument as
-/// plan and run do for batches and values that contradict themselves. O(rows * heads * kv length * head_dim), on the
-/// calling thread.
+/// plan and run do for batches, shapes and values that contradict themselves. O(rows * heads * kv length * head_dim),
+/// on the calling thread.
 template <attention_variant Variant, class Q, detail::element_or_double Out, class Lse = double>
   requires element<std::remove_const_t<Q>>
 void reference_attention(const batch_view& batch, const kv_view& kv, rows_view<Q> q, rows_view<Out> out,
@@ -141,7 +144,7 @@ void reference_attention(const batch_view& batch, const kv_view& kv, rows_view<Q
   detail::reference_rows(
       Variant::features, batch, kv,
       {reinterpret_cast<const std::byte*>(q.data), q.rows, q.heads, q.head_dim, q.row_stride, q.head_stride},
-      dtype_traits<std::remove_const_t<Q>>::id, values,
+      dtype_traits<std::remove_const_t<Q>>::id, {nullptr, out.rows, out.heads, out.head_dim}, values,
       [](void* context, std::uint32_t row, std::uint32_t head, const double* output, const double* natural) {
         const target& t = *static_cast<const target*>(context);
         for (std::uint32_t d = 0; d < t.out.head_dim; ++d) t.out.at(row, head)[d] = detail::from_double<Out>(output[d]);

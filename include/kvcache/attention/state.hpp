@@ -136,6 +136,7 @@ struct state_view {
 /// Merges states over disjoint parts of the same rows, row by row and head by head: a shared prefix and each request's
 /// own tokens, or parts from several ranks. `into` may be one of the parts. Every lse is in the base its view says.
 /// Raises invalid_argument where shapes differ. O(parts * rows * heads * dim), on the calling thread, no allocation.
+/// Any number of threads may merge into different states. Precondition: every lse is finite or that of an empty state.
 inline void merge(std::span<const state_view<const float>> parts, state_view<float> into) {
   const auto& shape = into.output;
   for (const auto& p : parts)
@@ -159,7 +160,7 @@ inline void merge(std::span<const state_view<const float>> parts, state_view<flo
   }
 }
 
-/// Merges `other` into `into`: two states over disjoint parts of the same rows.
+/// Merges `other` into `into`: two states over disjoint parts of the same rows. As above, with two parts.
 inline void merge(state_view<float> into, state_view<const float> other) {
   const state_view<const float> both[] = {into, other};
   merge(both, into);

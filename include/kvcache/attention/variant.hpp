@@ -11,6 +11,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <span>
 #include <string>
 
@@ -125,29 +126,34 @@ struct variant_values {
 
 /// Holds `values` against what the variant uses. Raises invalid_argument, naming value, limit and remedy, where a value
 /// is missing, impossible, or given though the variant does not use it. `rows` and `longest` are the batch's query rows
-/// and its longest kv length. O(1).
+/// and its longest kv length. Scales and caps may be from 2^-100 to 2^100 and slopes up to 2^60 either way, so that no
+/// product with them leaves f32, denormals aside. O(query_heads).
 KVCACHE_NOINLINE inline void validate(const variant_features& features, const variant_values& values,
                                       std::uint32_t query_heads, std::uint32_t rows, std::uint32_t longest) {
   const auto refuse = [](const std::string& text) { detail::raise<invalid_argument>("attention: " + text); };
-  const auto positive = [](float x) {  // by bits, so that -ffast-math cannot let a NaN through
-    const std::uint32_t b = std::bit_cast<std::uint32_t>(x);
-    return b != 0 && b < 0x7f80'0000u;
+  // By bits, so that -ffast-math cannot let a NaN through.
+  const auto bits_of = [](float x) { return std::bit_cast<std::uint32_t>(x); };
+  const auto usual = [&](float x) { return bits_of(x) >= bits_of(0x1p-100f) && bits_of(x) <= bits_of(0x1p100f); };
+  const auto shown = [](float x) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%g", static_cast<double>(x));
+    return std::string(text);
   };
   const auto unused = [&](const char* what, const char* variant) {
     refuse(std::string("a ") + what + " is given, but the variant uses none; add " + variant +
            " to the policy bundle's variant, or leave it out");
   };
 
-  if (values.scale != 0 && !positive(values.scale))
-    refuse("scale is " + std::to_string(values.scale) + ", it has to be positive and finite; 0 means 1/sqrt(head_dim)");
+  if (bits_of(values.scale) << 1 != 0 && !usual(values.scale))
+    refuse("scale is " + shown(values.scale) + ", 2^-100 to 2^100 possible; 0 means 1/sqrt(head_dim)");
 
   if (features.window && values.window == 0)
     refuse("window is 0, at least 1 needed; a window counts the query's own position");
   if (!features.window && values.window != 0) unused("window", "sliding_window");
 
-  if (features.soft_cap && !positive(values.soft_cap))
-    refuse("soft_cap is " + std::to_string(values.soft_cap) +
-           ", it has to be positive and finite; give the model's value, or leave soft_cap out of the variant");
+  if (features.soft_cap && !usual(values.soft_cap))
+    refuse("soft_cap is " + shown(values.soft_cap) +
+           ", 2^-100 to 2^100 possible; give the model's value, or leave soft_cap out of the variant");
   if (!features.soft_cap && std::bit_cast<std::uint32_t>(values.soft_cap) != 0) unused("soft_cap", "soft_cap");
 
   const auto per_head = [&](bool used, std::size_t size, const char* what, const char* variant) {
@@ -158,12 +164,18 @@ KVCACHE_NOINLINE inline void validate(const variant_features& features, const va
   };
   per_head(features.alibi, values.alibi_slopes.size(), "alibi_slopes", "alibi");
   per_head(features.sinks, values.sinks.size(), "sinks", "sinks");
+  for (const float slope : values.alibi_slopes)
+    if ((bits_of(slope) & 0x7fff'ffffu) > bits_of(0x1p60f))
+      refuse("an ALiBi slope is " + shown(slope) + ", -2^60 to 2^60 possible; give the model's slopes");
+  for (const float sink : values.sinks)
+    if ((bits_of(sink) & 0x7fff'ffffu) >= 0x7f80'0000u && bits_of(sink) != 0xff80'0000u)
+      refuse("a sink is " + shown(sink) + ", it has to be finite, or -inf to add nothing; give the model's sinks");
 
   if (features.mask) {
     if (values.mask.rows < rows || (values.mask.data == nullptr && rows > 0))
       refuse("the mask has " + std::to_string(values.mask.data == nullptr ? 0 : values.mask.rows) + " rows, " +
              std::to_string(rows) + " needed; give one for each query row of the step");
-    if (rows > 0 && values.mask.row_stride * 8 < std::int64_t{longest})
+    if (rows > 0 && values.mask.row_stride < (std::int64_t{longest} + 7) / 8)
       refuse("the mask's row_stride of " + std::to_string(values.mask.row_stride) + " bytes holds " +
              std::to_string(values.mask.row_stride * 8) + " tokens, the longest sequence has " +
              std::to_string(longest) + "; make the rows longer");

@@ -35,12 +35,6 @@ namespace kvcache {
 /// Thread safety: none, calls of const members included. Use one thread at a time.
 template <class Eviction>
 class block_manager {
-  static_assert(
-      eviction_policy<Eviction>,
-      "kvcache::block_manager<Eviction> needs an eviction policy: constructible from block_id, nothrow move "
-      "constructible, static const char* name, void insert(block_id) noexcept, void erase(block_id) noexcept, "
-      "block_id victim() const noexcept");
-
  public:
   using eviction_type = std::conditional_t<eviction_policy<Eviction>, Eviction, lru>;
 
@@ -128,7 +122,9 @@ class block_manager {
   /// stale_id. step_order: this step or an earlier one is not accepted yet. O(blocks held).
   result<void> retire(step& done) noexcept {
     if (done.owner_ != &steps_ || !done.open()) return failure{errc::stale_id, done.stamp_, blocks_.steps.stamps()};
-    return steps_.retire(*done.record_);
+    auto ended = steps_.retire(*done.record_);
+    if (ended) done.record_ = nullptr;
+    return ended;
   }
 
   /// Ends all accepted steps up to the first one that is not; for engines that wait for all work at once.
@@ -205,6 +201,13 @@ class block_manager {
   detail::sequence_keeper<eviction_type> sequences_;
   detail::step_keeper<eviction_type> steps_;
   block_statistics statistics_;
+
+  // Last in the class, since some compilers leave out what follows a mandate that fails.
+  static_assert(
+      eviction_policy<Eviction>,
+      "kvcache::block_manager<Eviction> needs an eviction policy: constructible from block_id, nothrow move "
+      "constructible, static const char* name, void insert(block_id) noexcept, void erase(block_id) noexcept, "
+      "block_id victim() const noexcept");
 };
 
 }  // namespace kvcache

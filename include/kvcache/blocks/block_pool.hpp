@@ -30,6 +30,7 @@ class block_pool {
   [[nodiscard]] std::uint32_t capacity() const noexcept { return static_cast<std::uint32_t>(free_.size()); }
   [[nodiscard]] const block_counts& counts() const noexcept { return counts_; }
   [[nodiscard]] bool contains(block_id block) const noexcept { return block - 1 < capacity(); }
+  /// Precondition, here and for ref_count: contains(block).
   [[nodiscard]] block_state state(block_id block) const noexcept { return at(block).state; }
   [[nodiscard]] std::uint32_t ref_count(block_id block) const noexcept { return at(block).ref_count; }
 

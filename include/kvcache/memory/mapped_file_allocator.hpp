@@ -14,6 +14,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 namespace kvcache {
@@ -47,6 +48,11 @@ class mapped_file_allocator {
                                       "; ask for less, or take another allocator");
     const std::size_t length = bytes == 0 ? 1 : bytes;
     if (length > static_cast<std::size_t>((std::numeric_limits<::off_t>::max)())) refuse("grow", bytes, EFBIG);
+
+    // Growing beyond the process's limit would end it by a signal, not by an error.
+    ::rlimit limit{};
+    if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && length > limit.rlim_cur)
+      refuse("grow", bytes, EFBIG);
 
     const int file = ::open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (file < 0) refuse("create", bytes, errno);

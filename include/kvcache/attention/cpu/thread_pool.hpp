@@ -49,6 +49,7 @@ class thread_pool {
   thread_pool& operator=(const thread_pool&) = delete;
   ~thread_pool() { stop(); }
 
+  /// Threads that run a call, the calling one included.
   [[nodiscard]] unsigned threads() const noexcept { return threads_; }
 
   /// f(ith, threads()) once for each ith in [0, threads()); returns when all have returned.

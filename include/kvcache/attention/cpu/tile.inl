@@ -160,8 +160,9 @@ struct tile_rows {
     }
   }
 
-  /// Adds weight * value of every token that a row sees. Values that no row may touch are not touched: a weight of 0
-  /// would turn an infinity into no number.
+  /// Adds weight * value of every token that a row sees. Where values are not all finite, a row passes over those of
+  /// tokens that it does not see, since a weight of 0 would turn an infinity into no number; what it does see it adds
+  /// in the same order and with the same result either way.
   void add_values(std::size_t tokens, bool all_visible) noexcept {
     if (all_visible || !not_finite(values, tokens * dim_v)) {
       const std::size_t whole = (count + row_block - 1) / row_block * row_block;
@@ -170,7 +171,9 @@ struct tile_rows {
     }
     for (std::size_t r = 0; r < count; ++r) {
       for (std::size_t t = 0; t < tokens; ++t) {
-        if (std::bit_cast<std::uint32_t>(logits[t * rows + r]) == 0) continue;
+        const auto at = static_cast<float>(t);
+        if (!(first_token[r] < at && at < end_token[r])) continue;
+        if (call.features.mask && allowed[t * rows + r] < 0.5f) continue;
         const vec weight = set1(logits[t * rows + r]);
         for (std::size_t d = 0; d < dim_v; d += lanes)
           store(output + r * dim_v + d, fma(weight, load(values + t * dim_v + d), load(output + r * dim_v + d)));
