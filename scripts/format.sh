@@ -5,6 +5,8 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
+case ${1:-} in "" | --fix) ;; *) fail "'$1' is no option; none checks, --fix rewrites" ;; esac
+
 wanted=14
 tool=$(command -v "clang-format-$wanted" || command -v clang-format) || fail "clang-format $wanted is not installed"
 version=$("$tool" --version | grep -o '[0-9]\+' | head -1)

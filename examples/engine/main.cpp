@@ -23,6 +23,7 @@
 #include <fstream>
 #include <iostream>
 #include <memory>
+#include <span>
 #include <string>
 
 #include <unistd.h>
@@ -50,12 +51,20 @@ std::uint32_t blocks_of(const options& o) {
   return o.blocks != 0 ? o.blocks : static_cast<std::uint32_t>(kvcache::blocks_for(tokens, o.block_size));
 }
 
+gguf open_gguf(std::span<const std::byte> bytes, const std::string& path) {
+  try {
+    return gguf(bytes);
+  } catch (const bad_input& fault) {
+    throw bad_input(path + ": " + fault.what());
+  }
+}
+
 class program {
  public:
   explicit program(const options& o)
       : options_(o),
         file_(o.model),
-        gguf_(file_.bytes()),
+        gguf_(open_gguf(file_.bytes(), o.model)),
         words_(gguf_),
         workers_(o.threads),
         model_(gguf_, workers_),

@@ -16,9 +16,10 @@ int main(int argc, char** argv) {
     const auto [end, fault] = std::from_chars(text.data(), text.data() + text.size(), seed);
     understood = fault == std::errc{} && end == text.data() + text.size();
   }
-  if (!understood || argv[1][0] == '-') {
-    std::fputs("usage: make_model FILE.gguf [SEED]; SEED is an integer from 0\n", stderr);
-    return 2;
+  const bool help = argc == 2 && std::string_view(argv[1]) == "--help";
+  if (help || !understood || argv[1][0] == '-') {
+    std::fputs("usage: make_model FILE.gguf [SEED]; SEED is an integer from 0\n", help ? stdout : stderr);
+    return help ? 0 : 2;
   }
   const auto bytes = engine::random_model(seed);
   std::ofstream out(argv[1], std::ios::binary);

@@ -38,7 +38,7 @@ std::optional<int> read_options(int argc, const char* const* argv, options& out)
       ->capture_default_str()
       ->check(CLI::IsMember(std::vector<std::string>{"f32", "f16", "bf16"}));
   app.add_option("--blocks", out.blocks, "blocks in the pool; 0: enough for 8192 tokens")->capture_default_str();
-  app.add_option("--max-sequences", out.max_sequences, "requests served at once")->capture_default_str();
+  app.add_option("--max-sequences", out.max_sequences, "requests served at once")->capture_default_str()->take_last();
   app.add_option("--chunk", out.chunk, "prompt tokens computed in one step")->capture_default_str();
   app.add_option("--threads,-t", out.threads, "threads; 0: one a core")->capture_default_str();
 

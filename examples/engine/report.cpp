@@ -85,7 +85,8 @@ std::string report_table(const run_facts& facts, const serve_statistics& s, cons
   row("generated tokens", std::to_string(s.generated_tokens) + " in " + std::to_string(s.steps) + " steps, " +
                               std::to_string(s.peak_sequences) + " requests at once at most");
   row("tokens/s", fixed(f.tokens_per_s, 1) + " (" + std::to_string(facts.threads) + " threads)");
-  row("time to first token p50 / p95", fixed(f.first_token_p50_s, 3) + " s / " + fixed(f.first_token_p95_s, 3) + " s");
+  row("time to first token p50 / p95",
+      f.served == 0 ? "-" : fixed(f.first_token_p50_s, 3) + " s / " + fixed(f.first_token_p95_s, 3) + " s");
   row("blocks in use at peak", std::to_string(s.peak_blocks));
   row("bytes in use at peak", mib(f.peak_bytes));
   row("slots wasted", fixed(s.wasted_percent(), 2) + " %");

@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <set>
 
 namespace engine {
 namespace {
@@ -69,7 +70,8 @@ request read_request(const std::string& line, const tokeniser& words, const requ
   request out = defaults;
   std::vector<message> messages;
   if (object.contains("prompt") == object.contains("messages"))
-    throw bad_input("it must have one of the keys 'prompt' and 'messages'");
+    throw bad_input(std::string("it has ") + (object.contains("prompt") ? "both" : "none") +
+                    " of the keys 'prompt' and 'messages', it must have exactly one");
   for (const auto& [key, value] : object.items()) {
     if (key == "prompt")
       messages = {{"user", text_of(value, key)}};
@@ -103,6 +105,7 @@ request read_request(const std::string& line, const tokeniser& words, const requ
 std::vector<request> read_requests(std::istream& in, const std::string& name, const tokeniser& words,
                                    const request& defaults) {
   std::vector<request> out;
+  std::set<std::string> ids;
   std::string line;
   for (std::size_t number = 1; std::getline(in, line); ++number) {
     if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
@@ -111,8 +114,13 @@ std::vector<request> read_requests(std::istream& in, const std::string& name, co
     with_id.id = std::to_string(number);
     try {
       out.push_back(read_request(line, words, with_id));
+      if (!ids.insert(out.back().id).second)
+        throw bad_input("the id '" + out.back().id.substr(0, 80) +
+                        "' is that of an earlier line; ids tell answers apart");
     } catch (const json::exception& fault) {
-      throw bad_input(where + "it is no JSON (" + fault.what() + ")");
+      const std::string text = fault.what();  // begins with a line of its own, which is always 1
+      const auto column = text.find("column");
+      throw bad_input(where + "it is no JSON (" + (column == std::string::npos ? text : text.substr(column)) + ")");
     } catch (const bad_input& fault) {
       throw bad_input(where + fault.what());
     }

@@ -35,8 +35,9 @@ inline std::uint64_t parse_bytes(std::string_view text) {
   for (const auto& [unit, bytes] : byte_units)
     if (rest == unit) scale = bytes;
   if (status != std::errc{} || scale == 0)
-    throw std::invalid_argument("memory '" + std::string(text) + "' is not a size; write a whole number and B, kB, " +
-                                "MB, GB, TB, KiB, MiB, GiB or TiB, such as 24GiB");
+    throw std::invalid_argument("memory '" + std::string(text) + "' is not a size; write a whole number of bytes, " +
+                                "or one with B, kB, MB, GB, TB, KiB, MiB, GiB or TiB, such as 24GiB");
+  if (value == 0) throw std::invalid_argument("memory '" + std::string(text) + "' is 0 bytes, the least is 1");
   if (value > UINT64_MAX / scale)
     throw std::invalid_argument("memory '" + std::string(text) + "' is more than the limit of 2^64-1 bytes");
   return value * scale;

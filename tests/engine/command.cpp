@@ -157,7 +157,8 @@ TEST_CASE("A model file that cannot be used ends the engine with 2 and a sentenc
   REQUIRE(::mkfifo(f.at("pipe.gguf").c_str(), 0600) == 0);  // reading it would wait for ever
   refuses(f, with(f.at("pipe.gguf")), "it is not a regular file");
   refuses(f, with(f.write("empty.gguf", "")), "the file has 0 left");
-  refuses(f, with(f.write("foreign.gguf", "\x89PNG and so on")), "a GGUF file begins with 'GGUF'");
+  refuses(f, with(f.write("foreign.gguf", "\x89PNG and so on")), "foreign.gguf: not a usable GGUF file");
+  refuses(f, with(f.at("foreign.gguf")), "a GGUF file begins with 'GGUF'");
   refuses(f, with(f.write("head.gguf", whole.substr(0, 1000))), "(is it truncated?)");
   refuses(f, with(f.write("cut.gguf", whole.substr(0, whole.size() / 2))), "(is it truncated?)");
   refuses(f, with(f.write("short.gguf", whole.substr(0, whole.size() - 1))), "(is it truncated?)");

@@ -56,8 +56,9 @@ TEST_CASE("A malformed request is refused with the number of its line") {
   refuses("{\"prompt\": \"a\"", "it is no JSON");
   refuses("prompt", "it is no JSON");
   refuses("[1]", "it is no JSON object");
-  refuses("{}", "one of the keys 'prompt' and 'messages'");
-  refuses(R"({"prompt": "a", "messages": []})", "one of the keys 'prompt' and 'messages'");
+  refuses("{}", "it has none of the keys 'prompt' and 'messages'");
+  refuses(R"({"prompt": "a", "messages": []})", "it has both of the keys 'prompt' and 'messages'");
+  refuses(R"({"id": "1", "prompt": "b"})", "the id '1' is that of an earlier line");
   refuses(R"({"prompt": 5})", "'prompt' is 5, it must be a string");
   refuses(R"({"messages": []})", "at least 1");
   refuses(R"({"messages": ["a"]})", "a message is \"a\"");
