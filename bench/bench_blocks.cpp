@@ -167,4 +167,41 @@ void decode_step(benchmark::State& state) {
 }
 BENCHMARK(decode_step)->Unit(benchmark::kMicrosecond);
 
+/// Forks a sequence of so many blocks and closes the fork: time per block shared.
+void fork_and_close(benchmark::State& state) {
+  const auto blocks = static_cast<std::uint32_t>(state.range(0));
+  manager m({.blocks = blocks + 8, .block_size = block_size});
+  const units prompt(1, 1);
+  const auto sequence = m.open({.content = prompt})->sequence;
+  const kvcache::want w{sequence, blocks * block_size};
+  auto step = m.begin({&w, 1});
+  check(state, step && step->accept() && m.retire(*step));
+  for (auto _ : state) {
+    const auto fork = m.fork(sequence);
+    if (!(fork && m.close(*fork))) return check(state, false);
+  }
+  state.SetItemsProcessed(state.iterations() * blocks);
+}
+BENCHMARK(fork_and_close)->ArgName("blocks")->Arg(64)->Arg(4'096);
+
+/// Cuts the last token off a sequence of so many blocks: the time may not grow with them.
+void truncate_one(benchmark::State& state) {
+  const auto blocks = static_cast<std::uint32_t>(state.range(0));
+  manager m({.blocks = blocks + 8, .block_size = block_size});
+  const units prompt(1, 1);
+  const auto sequence = m.open({.content = prompt})->sequence;
+  const kvcache::want w{sequence, blocks * block_size};
+  auto all = m.begin({&w, 1});
+  check(state, all && all->accept() && m.retire(*all));
+  for (auto _ : state) {
+    if (!m.truncate(sequence, blocks * block_size - 1)) return check(state, false);
+    state.PauseTiming();
+    const kvcache::want one{sequence, 1};
+    auto step = m.begin({&one, 1});
+    check(state, step && step->accept() && m.retire(*step));
+    state.ResumeTiming();
+  }
+}
+BENCHMARK(truncate_one)->ArgName("blocks")->Arg(64)->Arg(4'096);
+
 }  // namespace

@@ -108,7 +108,7 @@ TEST_CASE("a window known to the plan leaves out what no layer sees") {
   }
 }
 
-TEST_CASE("holes behind a window may be null blocks and are not read") {
+TEST_CASE("R3 R16 holes behind a window may be null blocks and are not read") {
   for (const cpu_isa isa : isas()) {
     scene<bf16> s({.kv_heads = 2, .group = 2}, {{1, 400}, {20, 400}});
     const variant_values values{.window = 30};

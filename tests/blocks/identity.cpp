@@ -47,42 +47,58 @@ TEST_CASE("R7 equal content after different heads is different content") {
 }
 
 TEST_CASE("R7 a parent's block evicted and handed out again: no old child matches under the new content") {
-  manager m({.blocks = 2, .block_size = 4});
-  const text second = words(2, 4);
-  close(m, prompt(m, words(1, 4) + second).sequence);
-  REQUIRE(m.probe(words(1, 4) + second).tokens == 8);
+  const std::uint32_t size = GENERATE(1u, 4u, 16u);
+  CAPTURE(size);
+  manager m({.blocks = 2, .block_size = size});
+  const text second = words(2, size);
+  close(m, prompt(m, words(1, size) + second).sequence);
+  REQUIRE(m.probe(words(1, size) + second).tokens == 2 * size);
   // The child's block 2 goes to other content first, then the parent's block 1 to new content, as a first block too.
-  prompt(m, words(3, 4));
-  const text fresh = words(4, 4);
+  prompt(m, words(3, size));
+  const text fresh = words(4, size);
   CHECK(table(m, prompt(m, fresh).sequence) == ids{1});
-  CHECK(m.probe(fresh).tokens == 4);
-  CHECK(m.probe(fresh + second).tokens == 4);
-  CHECK(m.probe(words(1, 4) + second).tokens == 0);
+  CHECK(m.probe(fresh).tokens == size);
+  CHECK(m.probe(fresh + second).tokens == size);
+  CHECK(m.probe(words(1, size) + second).tokens == 0);
 }
 
 TEST_CASE("R7 only leaves are evicted, so a cached prefix never lacks its head") {
-  manager m({.blocks = 8, .block_size = 4});
-  const text stem = words(1, 8);
-  const text left = stem + words(2, 8);
-  const text right = stem + words(3, 8);
+  const std::uint32_t size = GENERATE(1u, 4u, 16u);
+  CAPTURE(size);
+  manager m({.blocks = 8, .block_size = size});
+  const text stem = words(1, 2 * size);
+  const text left = stem + words(2, 2 * size);
+  const text right = stem + words(3, 2 * size);
   const auto a = prompt(m, left).sequence;
   const auto b = prompt(m, right).sequence;
   close(m, a);
   close(m, b);
-  const std::uint32_t expected_left[] = {16, 12, 8, 8, 8, 4, 0};
-  const std::uint32_t expected_right[] = {16, 16, 16, 12, 8, 4, 0};
+  const std::uint32_t expected_left[] = {4, 3, 2, 2, 2, 1, 0};  // blocks
+  const std::uint32_t expected_right[] = {4, 4, 4, 3, 2, 1, 0};
   for (std::uint32_t taken = 0; taken <= 6; ++taken) {
-    CHECK(m.probe(left).tokens == expected_left[taken]);
-    CHECK(m.probe(right).tokens == expected_right[taken]);
+    CHECK(m.probe(left).tokens == expected_left[taken] * size);
+    CHECK(m.probe(right).tokens == expected_right[taken] * size);
     if (taken == 0) {
-      const text filler = words(4, 8);
-      REQUIRE(m.open({.content = filler, .reserve = 8}).has_value());
+      const text filler = words(4, 2 * size);
+      REQUIRE(m.open({.content = filler, .reserve = 2 * size}).has_value());
     }
     if (taken < 6) {
       const text filler = words(5, 1);
       REQUIRE(m.open({.content = filler, .reserve = 1}).has_value());
     }
   }
+}
+
+TEST_CASE("R3 the null block is never cached, whatever is committed") {
+  const std::uint32_t size = GENERATE(1u, 4u, 16u);
+  manager m({.blocks = 2, .block_size = size});
+  const text content = words(1, 2 * size + 1);
+  const auto s = m.open({.content = content})->sequence;
+  for (std::uint32_t i = 0; i < 2; ++i) {
+    extend(m, s, words(1, size, i * size));
+    CHECK_FALSE(m.cached(kvcache::null_block));
+  }
+  CHECK(m.probe(content).tokens == 2 * size);
 }
 
 TEST_CASE("V7 a salt shares with its equal only") {

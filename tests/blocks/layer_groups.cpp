@@ -72,15 +72,17 @@ TEST_CASE("Layer groups: a hit has to be warm in all of them") {
 }
 
 TEST_CASE("R5 the hits of every layer group are referenced before anything is allocated") {
-  const std::array groups{layer_group{4}, layer_group{4}};
+  const std::uint32_t size = GENERATE(1u, 4u, 16u);
+  CAPTURE(size);
+  const std::array groups{layer_group{size}, layer_group{size}};
   manager m({.blocks = 8, .layer_groups = groups});
-  const text first = words(1, 8);
+  const text first = words(1, 2 * size);
   close(m, prompt(m, first).sequence);
   CHECK(m.counts() == block_counts{.free = 4, .evictable = 4});
-  const text longer = first + words(2, 8);
-  const auto s = m.open({.content = longer, .reserve = 16});
+  const text longer = first + words(2, 2 * size);
+  const auto s = m.open({.content = longer, .reserve = 4 * size});
   REQUIRE(s.has_value());
-  CHECK(s->reused_tokens == 8);
+  CHECK(s->reused_tokens == 2 * size);
   CHECK(table(m, s->sequence, 0) == ids{1, 2, 5, 6});
   CHECK(table(m, s->sequence, 1) == ids{3, 4, 7, 8});
   CHECK(m.counts().available() == 0);

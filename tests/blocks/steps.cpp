@@ -190,13 +190,15 @@ TEST_CASE("Steps: of two open, a sequence closed after the first began holds its
 }
 
 TEST_CASE("R2 deferred releases keep the order of immediate ones") {
-  const auto run = [](bool deferred) {
-    manager m({.blocks = 20, .block_size = 4});
-    const text a_text = words(1, 15);
-    const text b_text = head(a_text, 8) + words(2, 9);
+  const std::uint32_t size = GENERATE(2u, 4u, 16u);
+  CAPTURE(size);
+  const auto run = [&](bool deferred) {
+    manager m({.blocks = 20, .block_size = size});
+    const text a_text = words(1, 4 * size - 1);
+    const text b_text = head(a_text, 2 * size) + words(2, 2 * size + 1);
     const auto a = prompt(m, a_text).sequence;
     const auto b = prompt(m, b_text).sequence;
-    const auto c = prompt(m, words(3, 7)).sequence;
+    const auto c = prompt(m, words(3, 2 * size - 1)).sequence;
     const std::array wants{want{a, 0}, want{b, 0}, want{c, 0}};
     std::optional<kvcache::step> step;
     if (deferred) {
