@@ -91,7 +91,7 @@ TEST_CASE("R7 only leaves are evicted, so a cached prefix never lacks its head")
 
 TEST_CASE("R3 the null block is never cached, whatever is committed") {
   const std::uint32_t size = GENERATE(1u, 4u, 16u);
-  manager m({.blocks = 2, .block_size = size});
+  manager m({.blocks = 3, .block_size = size});
   const text content = words(1, 2 * size + 1);
   const auto s = m.open({.content = content})->sequence;
   for (std::uint32_t i = 0; i < 2; ++i) {
