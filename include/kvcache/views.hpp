@@ -63,8 +63,17 @@ class content_view {
   [[nodiscard]] constexpr bool empty() const noexcept { return size_ == 0; }
   /// A negative 32-bit id keeps its 32 bits, so it is a unit of its own and no fingerprint.
   [[nodiscard]] constexpr content_unit operator[](std::size_t i) const noexcept {
-    return wide_ != nullptr ? wide_[i] : content_unit{static_cast<std::uint32_t>(narrow_[i])};
+    return wide_ != nullptr ? wide_[i] : unit(narrow_[i]);
   }
+  /// Calls `f` with the units as the caller holds them: a span of std::int32_t or of content_unit.
+  template <class F>
+  constexpr decltype(auto) visit(F&& f) const {
+    return wide_ != nullptr ? f(std::span<const content_unit>(wide_, size_))
+                            : f(std::span<const std::int32_t>(narrow_, size_));
+  }
+  /// What operator[] makes of a unit that visit hands out.
+  [[nodiscard]] static constexpr content_unit unit(std::int32_t id) noexcept { return static_cast<std::uint32_t>(id); }
+  [[nodiscard]] static constexpr content_unit unit(content_unit as_it_is) noexcept { return as_it_is; }
   /// Units [first, first + count).
   [[nodiscard]] constexpr content_view sub(std::size_t first, std::size_t count) const noexcept {
     KVCACHE_ASSERT(first + count <= size_, "content_view::sub beyond the end");

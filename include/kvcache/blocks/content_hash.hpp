@@ -20,21 +20,30 @@ namespace kvcache::detail {
   return x ^ (x >> 31);
 }
 
-/// Hash of a block's content, without its parent, so that it can be computed before the parent is found. Only narrows a
-/// search. Four lanes, so that multiplications overlap.
+/// Hash of a block's content alone. Four lanes, so that multiplications overlap.
 [[nodiscard]] constexpr std::uint64_t content_hash(content_view content) noexcept {
-  constexpr std::uint64_t odd = 0x9e3779b97f4a7c15u;
-  std::uint64_t a = 1, b = 2, c = 3, d = 4;
-  const std::size_t size = content.size();
-  std::size_t i = 0;
-  for (; i + 4 <= size; i += 4) {
-    a = std::rotl((a ^ content[i]) * odd, 29);
-    b = std::rotl((b ^ content[i + 1]) * odd, 29);
-    c = std::rotl((c ^ content[i + 2]) * odd, 29);
-    d = std::rotl((d ^ content[i + 3]) * odd, 29);
-  }
-  for (; i < size; ++i) a = std::rotl((a ^ content[i]) * odd, 29);
-  return mix(a + std::rotl(b, 17) + std::rotl(c, 34) + std::rotl(d, 51) + size);
+  return content.visit([](auto units) {
+    constexpr std::uint64_t odd = 0x9e3779b97f4a7c15u;
+    std::uint64_t a = 1, b = 2, c = 3, d = 4;
+    const std::size_t size = units.size();
+    const auto unit = [&](std::size_t i) { return content_view::unit(units[i]); };
+    std::size_t i = 0;
+    for (; i + 4 <= size; i += 4) {
+      a = std::rotl((a ^ unit(i)) * odd, 29);
+      b = std::rotl((b ^ unit(i + 1)) * odd, 29);
+      c = std::rotl((c ^ unit(i + 2)) * odd, 29);
+      d = std::rotl((d ^ unit(i + 3)) * odd, 29);
+    }
+    for (; i < size; ++i) a = std::rotl((a ^ unit(i)) * odd, 29);
+    return mix(a + std::rotl(b, 17) + std::rotl(c, 34) + std::rotl(d, 51) + size);
+  });
+}
+
+/// Hash of a block's content and of all before it: equal chains have equal fingerprints at any time and in any process.
+/// Only narrows a search. It depends on no serial, so those of a whole prompt can be computed before its first block is
+/// found.
+[[nodiscard]] constexpr std::uint64_t chain_fingerprint(std::uint64_t before, content_view content) noexcept {
+  return mix(content_hash(content) ^ std::rotl(before * 0xd6e8feb86659fd93u, 32));
 }
 
 /// FNV-1a over bytes.

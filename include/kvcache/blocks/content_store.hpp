@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <kvcache/detail/config.hpp>
 #include <kvcache/types.hpp>
 #include <kvcache/views.hpp>
 
@@ -11,10 +12,13 @@
 
 namespace kvcache::detail {
 
+/// Looks at every unit, so that the loop becomes vectors: blocks that a hash has singled out are nearly always equal.
 [[nodiscard]] constexpr bool equal(std::span<const content_unit> stored, content_view content) noexcept {
-  for (std::size_t i = 0; i < stored.size(); ++i)
-    if (stored[i] != content[i]) return false;
-  return true;
+  return content.visit([&](auto units) {
+    content_unit different = 0;
+    for (std::size_t i = 0; i < stored.size(); ++i) different |= stored[i] ^ content_view::unit(units[i]);
+    return different == 0;
+  });
 }
 
 /// The content of cached blocks, by block id, in chunks that are allocated when the first of their blocks is cached: it
@@ -34,6 +38,14 @@ class content_store {
     content_unit* to = chunk.data() + offset(block);
     for (std::size_t i = 0; i < content.size(); ++i) to[i] = content[i];
   }
+  /// A hint that the block's content is read soon.
+  void prefetch(block_id block) const noexcept {
+    const std::vector<content_unit>& chunk = chunks_[block >> chunk_bits_];
+    if (chunk.empty()) return;
+    const content_unit* const from = chunk.data() + offset(block);
+    const std::size_t units = block_size_ < prefetched_units ? block_size_ : prefetched_units;
+    for (std::size_t i = 0; i < units; i += units_per_line) KVCACHE_PREFETCH(from + i);
+  }
   /// Precondition: the block's content was put. The first `size` units of it.
   [[nodiscard]] std::span<const content_unit> get(block_id block, std::uint32_t size) const noexcept {
     return {chunks_[block >> chunk_bits_].data() + offset(block), size};
@@ -46,6 +58,9 @@ class content_store {
     while (bits < 8 && (std::uint64_t{block_size} << (bits + 1)) <= 16'384) ++bits;
     return bits;
   }
+  static constexpr std::size_t units_per_line = 64 / sizeof(content_unit);
+  static constexpr std::size_t prefetched_units = 4 * units_per_line;  // the processor goes on by itself
+
   [[nodiscard]] std::size_t offset(block_id block) const noexcept {
     return std::size_t{block & ((1u << chunk_bits_) - 1)} * block_size_;
   }

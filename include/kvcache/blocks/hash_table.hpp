@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <kvcache/detail/config.hpp>
 #include <kvcache/types.hpp>
 
 #include <cstddef>
@@ -23,6 +24,8 @@ class hash_table {
       if (slots_[i].hash == hash && same(slots_[i].block)) return slots_[i].block;
     return null_block;
   }
+  /// A hint that a search for `hash` starts soon.
+  void prefetch(std::uint32_t hash) const noexcept { KVCACHE_PREFETCH(&slots_[hash & mask()]); }
   void insert(std::uint32_t hash, block_id block) noexcept {
     if (2 * (used_ + 1) > slots_.size()) grow();
     ++used_;

@@ -75,6 +75,10 @@ class key_sets {
     --used_;
   }
 
+  /// Where the fingerprints of chains under the set begin: equal for equal sets at any time.
+  [[nodiscard]] std::uint64_t fingerprint(index i, std::uint32_t group) const noexcept {
+    return mix(sets_[i].hash + group);
+  }
   [[nodiscard]] serial serial_of(index i, std::uint32_t group) const noexcept { return sets_[i].first_serial + group; }
 
  private:

@@ -6,6 +6,7 @@
 #include <kvcache/blocks/hash_table.hpp>
 #include <kvcache/blocks/key_sets.hpp>
 #include <kvcache/blocks/layer_groups.hpp>
+#include <kvcache/detail/config.hpp>
 #include <kvcache/error.hpp>
 #include <kvcache/types.hpp>
 #include <kvcache/views.hpp>
@@ -24,7 +25,7 @@ namespace kvcache {
 /// make two contents one. The block before a cached block is cached as long as it is.
 ///
 /// Blocks that someone holds, or that a step may touch, are `active`; the index counts active children, so that its
-/// owner knows which unreferenced blocks can go. 48 bytes a block from the start, 8 a cached token and 16 a cached
+/// owner knows which unreferenced blocks can go. 56 bytes a block from the start, 8 a cached token and 16 a cached
 /// block as they come. One thread at a time; calls of const members may overlap each other.
 class prefix_index {
  public:
@@ -36,10 +37,10 @@ class prefix_index {
     std::uint32_t blocks = 0;
   };
 
-  /// A parent's serial, and the hash of a content after it.
+  /// A parent's serial, and the fingerprint of the chain that ends with a content after it.
   struct identity {
     serial parent = 0;
-    std::uint32_t hash = 0;
+    std::uint64_t fingerprint = 0;
   };
 
   /// For blocks 1 to `highest`. Hashes are cut to `hash_bits`; raises invalid_argument for more than 64. O(blocks).
@@ -54,30 +55,58 @@ class prefix_index {
   /// 0 where the block is not cached.
   [[nodiscard]] serial serial_of(block_id block) const noexcept { return nodes_[block].own; }
 
-  /// What narrows the search for `content` after a parent with serial `parent`. O(content).
-  [[nodiscard]] identity identify(serial parent, content_view content) const noexcept {
-    const std::uint64_t hash = detail::mix(detail::content_hash(content) ^ detail::mix(parent));
-    return {parent, static_cast<std::uint32_t>(hash) & hash_mask_};
+  /// Of what stands before a chain's first block.
+  [[nodiscard]] identity root(key_set keys, std::uint32_t group) const noexcept {
+    return {sets_.serial_of(keys, group), sets_.fingerprint(keys, group)};
+  }
+  /// Of a cached block, as the parent of those after it.
+  [[nodiscard]] identity as_parent(block_id block) const noexcept {
+    return {nodes_[block].own, nodes_[block].fingerprint};
+  }
+  /// Of `content` after a parent. O(content).
+  [[nodiscard]] static identity identify(const identity& parent, content_view content) noexcept {
+    return {parent.parent, detail::chain_fingerprint(parent.fingerprint, content)};
   }
   /// The block that holds `content` after the parent of `id`, or the null block. O(content).
   [[nodiscard]] block_id find(const identity& id, content_view content) const noexcept {
-    return table_.find(id.hash, [&](block_id block) {
+    return table_.find(narrowed(id.fingerprint), [&](block_id block) {
       return nodes_[block].parent_serial == id.parent &&
              detail::equal(contents_.get(block, static_cast<std::uint32_t>(content.size())), content);
     });
   }
 
-  /// The longest cached chain that `content` begins with, at most `limit` blocks. O(content).
+  /// The longest cached chain that `content` begins with, at most `limit` blocks. O(content). In three passes over a
+  /// few blocks at a time, each of which asks for the memory that the next one reads: only serials are compared one
+  /// after another.
   [[nodiscard]] chain longest(key_set keys, std::uint32_t group, std::uint32_t block_size, content_view content,
                               std::uint64_t limit) const noexcept {
+    constexpr std::size_t most = 16;
+    std::uint64_t fingerprints[most];
     chain found;
-    serial parent = sets_.serial_of(keys, group);
-    for (; found.blocks < limit; ++found.blocks) {
-      const content_view part = content.sub(std::size_t{found.blocks} * block_size, block_size);
-      const block_id next = find(identify(parent, part), part);
-      if (next == null_block) break;
-      found.last = next;
-      parent = nodes_[next].own;
+    identity parent = root(keys, group);
+    std::uint64_t fingerprint = parent.fingerprint;
+    const auto part = [&](std::size_t i) { return content.sub(i * block_size, block_size); };
+    while (found.blocks < limit) {
+      const std::size_t first = found.blocks;
+      const std::size_t count = limit - first < most ? static_cast<std::size_t>(limit - first) : most;
+      for (std::size_t i = 0; i < count; ++i) {
+        fingerprint = detail::chain_fingerprint(fingerprint, part(first + i));
+        fingerprints[i] = fingerprint;
+        table_.prefetch(narrowed(fingerprint));
+      }
+      for (std::size_t i = 0; i < count; ++i) {
+        const block_id likely = table_.find(narrowed(fingerprints[i]), [](block_id) { return true; });
+        if (likely == null_block) break;
+        KVCACHE_PREFETCH(&nodes_[likely]);
+        contents_.prefetch(likely);
+      }
+      for (std::size_t i = 0; i < count; ++i) {
+        const block_id next = find({parent.parent, fingerprints[i]}, part(first + i));
+        if (next == null_block) return found;
+        found.last = next;
+        ++found.blocks;
+        parent.parent = nodes_[next].own;
+      }
     }
     return found;
   }
@@ -104,7 +133,7 @@ class prefix_index {
   /// Forgets a block. Preconditions: cached, without children, not active. O(content).
   void erase(block_id block) noexcept {
     node& n = nodes_[block];
-    table_.erase(n.hash, block);
+    table_.erase(narrowed(n.fingerprint), block);
     if ((n.parent & tail_bit) != 0) {
       sets_.drop_user(n.parent & ~tail_bit);
     } else {
@@ -145,9 +174,6 @@ class prefix_index {
   key_set acquire_keys(std::span<const extra_key> keys) noexcept { return sets_.acquire(keys, next_serial_); }
   void add_user(key_set keys) noexcept { sets_.add_user(keys); }
   void drop_user(key_set keys) noexcept { sets_.drop_user(keys); }
-  [[nodiscard]] serial root_serial(key_set keys, std::uint32_t group) const noexcept {
-    return sets_.serial_of(keys, group);
-  }
 
  private:
   struct node {
@@ -158,8 +184,13 @@ class prefix_index {
     block_id next = null_block;  // sibling
     block_id previous = null_block;
     std::uint32_t active_children = 0;
-    std::uint32_t hash = 0;
+    std::uint64_t fingerprint = 0;
   };
+
+  /// As the table knows it.
+  [[nodiscard]] std::uint32_t narrowed(std::uint64_t fingerprint) const noexcept {
+    return static_cast<std::uint32_t>(fingerprint) & hash_mask_;
+  }
 
   static std::uint32_t checked_mask(unsigned hash_bits) {
     if (hash_bits > 64)
@@ -173,9 +204,9 @@ class prefix_index {
     n = {};
     n.own = next_serial_++;
     n.parent_serial = id.parent;
-    n.hash = id.hash;
+    n.fingerprint = id.fingerprint;
     contents_.put(block, content);
-    table_.insert(n.hash, block);
+    table_.insert(narrowed(n.fingerprint), block);
   }
 
   std::vector<node> nodes_;

@@ -272,8 +272,8 @@ class sequence_keeper {
     const block_id parent = i == 0 ? null_block : table[i - 1];
     // Only after a broken precondition: the chain ends where a parent was committed with other content.
     if (i != 0 && !index().contains(parent)) return;
-    const serial before = i == 0 ? index().root_serial(s.keys, group) : index().serial_of(parent);
-    const prefix_index::identity id = index().identify(before, content);
+    const prefix_index::identity before = i == 0 ? index().root(s.keys, group) : index().as_parent(parent);
+    const prefix_index::identity id = prefix_index::identify(before, content);
     const block_id cached = index().find(id, content);
     if (cached == own) return;
     if (cached != null_block) {

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "replay.hpp"
+
+#include "bad_input.hpp"
+#include "optimal.hpp"
+
+#include <kvcache/blocks/block_manager.hpp>
+#include <kvcache/eviction/lru.hpp>
+
+#include <stdexcept>
+
+namespace replay {
+namespace {
+
+template <class Eviction>
+std::size_t replayed(const trace& all, std::uint32_t blocks, const progress& report) {
+  // A block of the trace is one unit of content here: what it is cut into changes no decision.
+  kvcache::block_manager<Eviction> manager({.blocks = blocks, .block_size = 1});
+  std::size_t hits = 0;
+  request content;
+  for (std::size_t r = 0; r < all.requests.size(); ++r) {
+    if (report) report(r);
+    const request& wanted = all.requests[r];
+    const auto size = static_cast<std::uint32_t>(wanted.size() < blocks ? wanted.size() : blocks);
+    if (size == 0) continue;
+    content.assign(wanted.begin(), wanted.begin() + size);
+    hits += manager.probe(content).tokens;
+    // One unit more, which is never computed: a request always leaves its last unit to compute (and the trace's
+    // requests do have a partial block at their end).
+    content.push_back(~kvcache::content_unit{0});
+    const auto opened = manager.open({.content = content, .reserve = size});
+    if (!opened) throw std::logic_error("a request did not fit an idle pool");
+    const kvcache::want rest{opened->sequence, size - opened->reused_tokens};
+    auto step = manager.begin({&rest, 1});
+    const kvcache::content_view computed = kvcache::content_view(content).sub(opened->reused_tokens, rest.tokens);
+    if (!step || !step->accept() || !manager.commit(opened->sequence, computed) || !manager.retire(*step) ||
+        !manager.close(opened->sequence))
+      throw std::logic_error("a step of a request that fits failed");
+  }
+  return hits;
+}
+
+struct policy {
+  std::string name;
+  std::size_t (*hits)(const trace&, std::uint32_t, const progress&);
+};
+
+template <class... Evictions>
+std::vector<policy> table_of() {
+  std::vector<policy> all{{Evictions::name, &replayed<Evictions>}...};
+  all.push_back(
+      {"optimal", [](const trace& t, std::uint32_t blocks, const progress&) { return optimal_hits(t, blocks); }});
+  return all;
+}
+
+const std::vector<policy>& policies() {
+  static const std::vector<policy> all = table_of<kvcache::lru>();
+  return all;
+}
+
+}  // namespace
+
+const std::vector<std::string>& known_policies() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> n;
+    for (const policy& p : policies()) n.push_back(p.name);
+    return n;
+  }();
+  return names;
+}
+
+std::size_t hits(const std::string& name, const trace& all, std::uint32_t blocks, const progress& report) {
+  for (const policy& p : policies())
+    if (p.name == name) return p.hits(all, blocks, report);
+  std::string known;
+  for (const policy& p : policies()) known += (known.empty() ? "" : ", ") + p.name;
+  throw bad_input("eviction '" + name + "' is not known; choose of " + known);
+}
+
+}  // namespace replay

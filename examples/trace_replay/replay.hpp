@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "trace.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace replay {
+
+/// Called now and then with the requests done.
+using progress = std::function<void(std::size_t requests)>;
+
+/// The policies that can be replayed, `optimal` among them.
+const std::vector<std::string>& known_policies();
+
+/// Blocks found, over the whole trace, in a pool of `blocks` blocks: the leading run of each request that is cached
+/// when it comes. Requests run one at a time; one with more blocks than the pool keeps its first ones. Everything goes
+/// through kvcache::block_manager, so what is measured is what an engine gets. Throws bad_input for an unknown policy.
+std::size_t hits(const std::string& policy, const trace& all, std::uint32_t blocks, const progress& report = {});
+
+}  // namespace replay
