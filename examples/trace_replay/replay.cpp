@@ -12,10 +12,15 @@
 namespace replay {
 namespace {
 
+constexpr std::uint32_t units = 2;
+constexpr std::uint32_t trace_block_tokens = 512;
+
 template <class Eviction>
 std::size_t replayed(const trace& all, std::uint32_t blocks, const progress& report) {
-  // A block of the trace is one unit of content here: what it is cut into changes no decision.
-  kvcache::block_manager<Eviction> manager({.blocks = blocks, .block_size = 1});
+  // Two units of content make a block of the trace, so that half a block can stand for the end of a request, which is
+  // never cached: of a request, something is always left to compute.
+  kvcache::block_manager<Eviction> manager(
+      {.blocks = blocks, .block_size = units, .unit_tokens = trace_block_tokens / units});
   std::size_t hits = 0;
   request content;
   for (std::size_t r = 0; r < all.requests.size(); ++r) {
@@ -23,14 +28,13 @@ std::size_t replayed(const trace& all, std::uint32_t blocks, const progress& rep
     const request& wanted = all.requests[r];
     const auto size = static_cast<std::uint32_t>(wanted.size() < blocks ? wanted.size() : blocks);
     if (size == 0) continue;
-    content.assign(wanted.begin(), wanted.begin() + size);
-    hits += manager.probe(content).tokens;
-    // One unit more, which is never computed: a request always leaves its last unit to compute (and the trace's
-    // requests do have a partial block at their end).
-    content.push_back(~kvcache::content_unit{0});
-    const auto opened = manager.open({.content = content, .reserve = size});
+    content.clear();
+    for (std::uint32_t i = 0; i < size; ++i) content.insert(content.end(), units, wanted[i]);
+    content.push_back(0);
+    const auto opened = manager.open({.content = content, .reserve = size * units});
     if (!opened) throw std::logic_error("a request did not fit an idle pool");
-    const kvcache::want rest{opened->sequence, size - opened->reused_tokens};
+    hits += opened->reused_tokens / units;
+    const kvcache::want rest{opened->sequence, size * units - opened->reused_tokens};
     auto step = manager.begin({&rest, 1});
     const kvcache::content_view computed = kvcache::content_view(content).sub(opened->reused_tokens, rest.tokens);
     if (!step || !step->accept() || !manager.commit(opened->sequence, computed) || !manager.retire(*step) ||

@@ -7,6 +7,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <type_traits>
 
 // clang-format 14 cannot lay out `noexcept ->` in a requirement.
@@ -14,10 +15,24 @@
 
 namespace kvcache {
 
-/// An order over the evictable blocks of a pool. It sees ids only; the block manager tells it when a block becomes
-/// evictable and when it stops being so, and evicts only leaves of the prefix tree whatever order the policy keeps.
-/// Equal calls give equal victims: no clock, pointer or hash order may decide. Constructed with the highest block id.
-/// One thread at a time.
+/// An order over the evictable blocks of a pool. The block manager tells it when a block becomes evictable and when it
+/// stops being so, and evicts only leaves of the prefix tree whatever order the policy keeps: it goes from the victim
+/// down to a leaf. Equal calls give equal victims: no clock, pointer or hash order may decide. Constructed with the
+/// highest block id. One thread at a time.
+///
+/// What else a policy wants to know, it says by having some of these members, all noexcept and returning nothing:
+///
+///     open(std::span<const std::uint64_t> fingerprints, std::uint32_t hits, std::uint32_t block_tokens)
+///         A request begins, whose content has these full blocks in order, the first `hits` of which are cached. Called
+///         once for each layer group.
+///     reference(block_id block, std::uint64_t fingerprint, block_id parent)
+///         A request uses a cached block, which is not evictable at that moment: `open` found it, or `commit` has just
+///         cached it. The parent is the cached block before it, or the null block. Head first along a chain.
+///     evict(block_id block)
+///         Instead of erase, where the block is evicted to make room.
+///
+/// A fingerprint is a hash of a block's content, all content before it and the extra keys. It outlives the block, so a
+/// policy can remember what it has evicted.
 template <class E>
 concept eviction_policy = std::is_nothrow_move_constructible_v<E> && std::constructible_from<E, block_id> &&
                           requires(E& policy, const E& constant, block_id block) {
@@ -26,6 +41,20 @@ concept eviction_policy = std::is_nothrow_move_constructible_v<E> && std::constr
                             { policy.erase(block) } noexcept -> std::same_as<void>;
                             { constant.victim() } noexcept -> std::same_as<block_id>;
                           };
+
+// What a policy wants to be told; see eviction_policy.
+template <class E>
+concept told_of_requests = requires(E& policy, std::span<const std::uint64_t> fingerprints, std::uint32_t count) {
+                             { policy.open(fingerprints, count, count) } noexcept -> std::same_as<void>;
+                           };
+template <class E>
+concept told_of_references = requires(E& policy, block_id block, std::uint64_t fingerprint) {
+                               { policy.reference(block, fingerprint, block) } noexcept -> std::same_as<void>;
+                             };
+template <class E>
+concept told_of_evictions = requires(E& policy, block_id block) {
+                              { policy.evict(block) } noexcept -> std::same_as<void>;
+                            };
 
 /// Memory for the bytes of a pool. `allocate` raises system_failure where it gets none and never returns null; the
 /// alignment is a power of two. Thread safe as far as its own state goes.

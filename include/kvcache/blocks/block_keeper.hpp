@@ -7,7 +7,9 @@
 #include <kvcache/blocks/prefix_index.hpp>
 #include <kvcache/blocks/requests.hpp>
 #include <kvcache/blocks/step_queue.hpp>
+#include <kvcache/concepts.hpp>
 #include <kvcache/types.hpp>
+#include <kvcache/views.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -26,6 +28,7 @@ class block_keeper {
         index(options.blocks, groups, options.hash_bits),
         steps(groups),
         uses(std::size_t{options.blocks} + 1),
+        unit_tokens_(options.unit_tokens),
         policy_(options.blocks),
         places_(std::size_t{options.blocks} + 1) {}
   // The queue of steps keeps the address of the groups.
@@ -46,7 +49,10 @@ class block_keeper {
       block_id leaf = policy_.victim();
       KVCACHE_ASSERT(leaf != null_block, "neither a free block nor one to evict");
       while (index.child(leaf) != null_block) leaf = index.child(leaf);
-      policy_.erase(leaf);
+      if constexpr (told_of_evictions<Eviction>)
+        policy_.evict(leaf);
+      else
+        policy_.erase(leaf);
       index.erase(leaf);
       pool.put_back(leaf, block_state::free);
       ++evicted;
@@ -72,6 +78,26 @@ class block_keeper {
       places_[block].place = 0;
     }
     pool.add_reference(block);
+  }
+
+  /// A request uses a cached, active block.
+  void note_reference(block_id block) noexcept {
+    if constexpr (told_of_references<Eviction>)
+      policy_.reference(block, index.fingerprint(block), index.parent(block));
+    else
+      static_cast<void>(block);
+  }
+  /// A request begins. `hits` blocks of one layer group are cached of its content.
+  void note_request(prefix_index::key_set keys, std::uint32_t group, content_view content,
+                    std::uint32_t hits) noexcept {
+    if constexpr (told_of_requests<Eviction>) {
+      const std::uint32_t size = groups.block_size(group);
+      fingerprints_.clear();
+      index.fingerprints(keys, group, size, content, fingerprints_);
+      policy_.open(fingerprints_, hits, size * unit_tokens_);
+    } else {
+      static_cast<void>(keys), static_cast<void>(group), static_cast<void>(content), static_cast<void>(hits);
+    }
   }
 
   void new_batch() noexcept { ++batches_; }
@@ -159,10 +185,12 @@ class block_keeper {
     if (parent != null_block && waits_for_children(parent)) settle(parent);
   }
 
+  std::uint32_t unit_tokens_;
   Eviction policy_;
   std::vector<held_place> places_;  // by block
   std::uint64_t batches_ = 0;
-  std::vector<block_id> unkeyed_;  // let go, to be free when the batch is whole
+  std::vector<block_id> unkeyed_;            // let go, to be free when the batch is whole
+  std::vector<std::uint64_t> fingerprints_;  // of the request that begins
 };
 
 }  // namespace kvcache::detail

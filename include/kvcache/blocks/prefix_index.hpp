@@ -52,6 +52,8 @@ class prefix_index {
         next_serial_(serial{1} + groups.size()) {}
 
   [[nodiscard]] bool contains(block_id block) const noexcept { return nodes_[block].own != 0; }
+  /// Of the block's content and all before it. Precondition: cached.
+  [[nodiscard]] std::uint64_t fingerprint(block_id block) const noexcept { return nodes_[block].fingerprint; }
   /// 0 where the block is not cached.
   [[nodiscard]] serial serial_of(block_id block) const noexcept { return nodes_[block].own; }
 
@@ -109,6 +111,16 @@ class prefix_index {
       }
     }
     return found;
+  }
+
+  /// Appends the fingerprints of all full blocks of `content`, cached or not. O(content).
+  void fingerprints(key_set keys, std::uint32_t group, std::uint32_t block_size, content_view content,
+                    std::vector<std::uint64_t>& out) const noexcept {
+    std::uint64_t fingerprint = sets_.fingerprint(keys, group);
+    for (std::size_t end = block_size; end <= content.size(); end += block_size) {
+      fingerprint = detail::chain_fingerprint(fingerprint, content.sub(end - block_size, block_size));
+      out.push_back(fingerprint);
+    }
   }
 
   /// Caches a block, active, as the first one under `keys`. Preconditions: not cached; `id` is that of its content

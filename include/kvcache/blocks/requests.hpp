@@ -17,6 +17,9 @@ struct block_manager_options {
   std::uint32_t blocks = 0;  ///< blocks that tokens can use; the null block comes on top
   std::uint32_t block_size = 16;
   std::span<const layer_group> layer_groups = {};  ///< none: one group of `block_size`, for a uniform model
+  /// Tokens that a unit of content stands for. Only policies that weigh requests by their length look at it. For a
+  /// caller who has one fingerprint for many tokens, and counts sizes and lengths in those.
+  std::uint32_t unit_tokens = 1;
   unsigned hash_bits = 64;  ///< bits of the content hash in use. Fewer force collisions: slower, never wrong
 };
 

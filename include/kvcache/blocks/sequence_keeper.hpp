@@ -76,6 +76,8 @@ class sequence_keeper {
       block_id b = chains_[g].last;
       for (std::size_t i = table.size(); i-- > 0; b = index().parent(b)) table[i] = b;
       for (const block_id hit : table) blocks_.add_holder(hit);
+      blocks_.note_request(s.keys, g, request.content, chains_[g].blocks);
+      for (const block_id hit : table) blocks_.note_reference(hit);
     }
     for (std::uint32_t g = 0; g < groups().size(); ++g) {
       const std::uint64_t needed = groups().blocks_for(g, request.reserve);
@@ -278,6 +280,7 @@ class sequence_keeper {
     if (cached == own) return;
     if (cached != null_block) {
       blocks_.add_holder(cached);
+      blocks_.note_reference(cached);
       table[i] = cached;
       blocks_.let_go(own, s.last_step);
       return;
@@ -288,6 +291,7 @@ class sequence_keeper {
       blocks_.index.insert_first(own, s.keys, id, content);
     else
       blocks_.index.insert_after(own, parent, id, content);
+    blocks_.note_reference(own);
   }
 
   block_keeper<Eviction>& blocks_;
