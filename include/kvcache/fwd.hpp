@@ -13,7 +13,13 @@ struct nhd;
 struct hnd;
 
 // eviction
+class arc;
+class lfu;
 class lru;
+class lru_k;
+class priority;
+class s3fifo;
+class tiny_lfu;
 
 // attention variants and backends
 struct causal;

@@ -16,7 +16,13 @@
 #include <kvcache/dispatch.hpp>
 #include <kvcache/dtype.hpp>
 #include <kvcache/error.hpp>
+#include <kvcache/eviction/arc.hpp>
+#include <kvcache/eviction/lfu.hpp>
 #include <kvcache/eviction/lru.hpp>
+#include <kvcache/eviction/lru_k.hpp>
+#include <kvcache/eviction/priority.hpp>
+#include <kvcache/eviction/s3fifo.hpp>
+#include <kvcache/eviction/tiny_lfu.hpp>
 #include <kvcache/geometry.hpp>
 #include <kvcache/layout/hnd.hpp>
 #include <kvcache/layout/nhd.hpp>
