@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <kvcache/eviction/lru_k.hpp>
 
+#include <cstdint>
+#include <deque>
+#include <map>
 #include <string>
+#include <utility>
 
 #include "catch.hpp"
 #include "toy_cache.hpp"
@@ -34,8 +38,11 @@ TEST_CASE("lru_k remembers the last use of what it evicted") {
   cache.get("ABC");  // A, used at 1, is evicted
   CHECK(cache.letters() == "BC");
   cache.get("A");  // evicts B; A was used at 1 and 4
-  cache.get("D");
+  cache.get("D");  // C goes
   CHECK(cache.letters() == "AD");
+  CHECK(cache.next() == 'D');
+  cache.get("E");
+  CHECK(cache.letters() == "AE");
   // Eight ghosts: A, evicted before nine others, is new again.
   toy_cache<kvcache::lru_k> other(2);
   other.get("Abcdefghijk");  // A and then b to i were evicted
@@ -76,4 +83,36 @@ TEST_CASE("lru_k: a chain that comes back is no warmer at its tail than at its h
   order.insert(3);
   order.insert(1);
   CHECK(order.victim() == 3);
+}
+
+TEST_CASE("lru_k agrees with a plain table of last uses over random requests") {
+  const std::uint64_t seed = GENERATE(1u, 2u, 3u);
+  const kvcache::block_id blocks = GENERATE(1u, 7u, 40u);
+  CAPTURE(seed, blocks);
+  toy_cache<kvcache::lru_k> cache(blocks);
+  std::map<std::uint64_t, std::pair<int, int>> cached;  // content to its last use but one and its last
+  std::deque<std::pair<std::uint64_t, int>> ghosts;     // oldest first
+  std::uint64_t x = seed;
+  for (int now = 1; now < 20'000; ++now) {
+    x = x * 6364136223846793005u + 1442695040888963407u;
+    const std::uint64_t content = (x >> 33) % ((x >> 20) % 4 != 0 ? blocks / 2 + 1 : 6 * blocks) + 1;
+    const bool hit = cached.count(content) != 0;
+    if (!hit && cached.size() == blocks) {
+      auto least = cached.begin();
+      for (auto at = cached.begin(); at != cached.end(); ++at)
+        if (at->second < least->second) least = at;
+      if (ghosts.size() == 4 * std::size_t{blocks}) ghosts.pop_front();
+      ghosts.push_back({least->first, least->second.second});
+      cached.erase(least);
+    }
+    int before = hit ? cached[content].second : 0;
+    for (auto ghost = ghosts.begin(); ghost != ghosts.end() && !hit; ++ghost)
+      if (ghost->first == content) {
+        before = ghost->second;
+        ghosts.erase(ghost);
+        break;
+      }
+    cached[content] = {before, now};
+    REQUIRE((cache.get(content) == 1) == hit);
+  }
 }

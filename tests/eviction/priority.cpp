@@ -81,6 +81,10 @@ TEST_CASE("priority: a level with a duration falls back at expiry, on the caller
   CHECK(order.victim() == 1);
   order.advance(0);  // time does not go back
   CHECK(drain(order) == ids{1, 2, 3, 4});
+  chain(order, {1});
+  chain(order, {2}, 10, 1'500);
+  chain(order, {3}, 10, 1'501);
+  CHECK(drain(order) == ids{3, 1, 2});
 }
 
 TEST_CASE("priority: a level set anew replaces the old one and its expiry, also while the block is in use") {
@@ -89,9 +93,12 @@ TEST_CASE("priority: a level set anew replaces the old one and its expiry, also 
   chain(order, {2}, 50);
   order.erase(1);
   order.reference(1, 101, 0);
-  order.set_priority(1, 70);
+  order.set_priority(1, 70, 300);
   order.insert(1);
-  order.advance(200);
+  order.advance(299);
+  CHECK(order.victim() == 2);
+  order.set_priority(1, 70);
+  order.advance(400);
   CHECK(order.victim() == 2);
   order.set_priority(1, 40);
   CHECK(order.victim() == 1);
@@ -125,4 +132,15 @@ TEST_CASE("R7 priority: a block waits for its children, so that a child is not s
   order.set_priority(3, 40);
   for (const block_id b : {2u, 1u, 3u}) order.insert(b);
   CHECK(drain(order) == ids{3, 2, 1});
+
+  // Forgotten, block 1 used for something else, and both back where they were.
+  chain(order, {1, 2});
+  order.erase(2);
+  order.erase(1);
+  order.reference(1, 300, 0);
+  order.insert(1);
+  order.evict(1);
+  chain(order, {1, 2});
+  order.set_priority(2, 80);
+  CHECK(drain(order) == ids{2, 1});
 }

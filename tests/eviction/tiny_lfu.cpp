@@ -66,6 +66,22 @@ TEST_CASE("tiny_lfu fills the pool before anything competes") {
   toy_cache<tiny_lfu> cache(50);
   CHECK(get(cache, 1, 50) == 0);
   CHECK(get(cache, 1, 50) == 50);
+
+  // Beside a popular block others could not win a place: they are in the main part without, and a scan leaves them.
+  toy_cache<tiny_lfu> other(100);
+  for (int i = 0; i < 15; ++i) other.get(std::uint64_t{1});
+  for (int i = 0; i < 4; ++i) get(other, 2, 99);
+  get(other, 1'000, 200);
+  CHECK(get(other, 2, 98) >= 90);
+}
+
+TEST_CASE("tiny_lfu: who beats the oldest takes its place, though the next would have been too strong") {
+  toy_cache<tiny_lfu> cache(3);  // a window of one, a main part of two
+  cache.get("ABBBCC");           // A once and B three times in the main part, C twice in the window
+  cache.get("D");                // A goes
+  CHECK(cache.letters() == "BCD");
+  cache.get("E");
+  CHECK(cache.letters() == "BCE");
 }
 
 TEST_CASE("tiny_lfu: what was used again and is dead gives way to a set that is used now") {

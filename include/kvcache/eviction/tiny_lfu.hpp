@@ -17,13 +17,14 @@ namespace detail {
 
 /// How often fingerprints were added of late: a count-min sketch of 4-bit counters, all halved after `sample` additions
 /// for each counted item. A word of 15 counters is halved when it is next touched, or by a sweep that passes every word
-/// before the next halving is due, so that no call does more than a few. At most 16 bytes an item.
+/// before the next halving is due, so that no call does more than a few. 16 to 32 bytes an item.
 class frequency_sketch {
  public:
   static constexpr std::uint32_t sample = 10;
 
   explicit frequency_sketch(std::uint32_t items)
-      : words_(std::bit_ceil(std::size_t{items < line ? line : items})), period_(std::uint64_t{sample} * items) {}
+      : words_(std::bit_ceil(items < line / 2 ? line : 2 * std::size_t{items})),
+        period_(std::uint64_t{sample} * items) {}
 
   void add(std::uint64_t fingerprint) noexcept {
     for (const counter c : counters(fingerprint)) {
@@ -84,7 +85,7 @@ class frequency_sketch {
 /// where they are equal. The main part is a segmented LRU: used once there, used again there (four fifths). One
 /// difference: of the oldest of the two segments the one that counts less is met, so that what was used again and is
 /// dead gives way. The one order in which a parent may go before a cached child: it may lose where the child has won.
-/// O(1) a call, 41 bytes a block at most. One thread at a time.
+/// O(1) a call, 41 to 57 bytes a block. One thread at a time.
 class tiny_lfu {
  public:
   static constexpr const char* name = "tiny_lfu";
