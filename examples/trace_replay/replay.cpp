@@ -5,7 +5,13 @@
 #include "optimal.hpp"
 
 #include <kvcache/blocks/block_manager.hpp>
+#include <kvcache/eviction/arc.hpp>
+#include <kvcache/eviction/gittins.hpp>
+#include <kvcache/eviction/lfu.hpp>
 #include <kvcache/eviction/lru.hpp>
+#include <kvcache/eviction/lru_k.hpp>
+#include <kvcache/eviction/s3fifo.hpp>
+#include <kvcache/eviction/tiny_lfu.hpp>
 
 #include <stdexcept>
 
@@ -58,7 +64,8 @@ std::vector<policy> table_of() {
 }
 
 const std::vector<policy>& policies() {
-  static const std::vector<policy> all = table_of<kvcache::lru>();
+  static const std::vector<policy> all = table_of<kvcache::gittins, kvcache::lru, kvcache::lfu, kvcache::lru_k,
+                                                  kvcache::arc, kvcache::s3fifo, kvcache::tiny_lfu>();
   return all;
 }
 

@@ -13,17 +13,24 @@
 namespace replay {
 namespace {
 
+/// For a message. Not a nested value: it may be deeper than the stack of whoever writes it out.
+std::string shown(const nlohmann::json& value) {
+  if (value.is_array()) return "an array";
+  if (value.is_object()) return "an object";
+  return value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).substr(0, 80);
+}
+
 request read_request(const std::string& line) {
   const auto object = nlohmann::json::parse(line);
   if (!object.is_object()) throw bad_input("it is no JSON object");
   const auto found = object.find("hash_ids");
   if (found == object.end()) throw bad_input("it lacks the key 'hash_ids'");
-  if (!found->is_array()) throw bad_input("'hash_ids' is " + found->dump().substr(0, 80) + ", it must be an array");
+  if (!found->is_array()) throw bad_input("'hash_ids' is " + shown(*found) + ", it must be an array");
   request blocks;
   blocks.reserve(found->size());
   for (const auto& id : *found) {
     if (!id.is_number_unsigned())
-      throw bad_input("'hash_ids' holds " + id.dump().substr(0, 80) + ", its elements must be integers from 0");
+      throw bad_input("'hash_ids' holds " + shown(id) + ", its elements must be integers from 0");
     blocks.push_back(id.get<kvcache::content_unit>());
   }
   return blocks;

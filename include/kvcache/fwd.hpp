@@ -15,6 +15,7 @@ struct hnd;
 // eviction
 class arc;
 class lfu;
+class gittins;
 class lru;
 class lru_k;
 class priority;

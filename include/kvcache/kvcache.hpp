@@ -17,6 +17,7 @@
 #include <kvcache/dtype.hpp>
 #include <kvcache/error.hpp>
 #include <kvcache/eviction/arc.hpp>
+#include <kvcache/eviction/gittins.hpp>
 #include <kvcache/eviction/lfu.hpp>
 #include <kvcache/eviction/lru.hpp>
 #include <kvcache/eviction/lru_k.hpp>

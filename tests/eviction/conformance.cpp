@@ -4,6 +4,7 @@
 #include "conformance.hpp"
 
 #include <kvcache/eviction/arc.hpp>
+#include <kvcache/eviction/gittins.hpp>
 #include <kvcache/eviction/lfu.hpp>
 #include <kvcache/eviction/lru.hpp>
 #include <kvcache/eviction/lru_k.hpp>
@@ -47,8 +48,8 @@ using kvcache::block_id;
 using kvcache_test::conformance;
 
 TEMPLATE_TEST_CASE("R12 a policy names a member, hands out every block, repeats itself and never allocates", "",
-                   kvcache::lru, kvcache::lfu, kvcache::lru_k, kvcache::arc, kvcache::s3fifo, kvcache::tiny_lfu,
-                   kvcache::priority) {
+                   kvcache::gittins, kvcache::lru, kvcache::lfu, kvcache::lru_k, kvcache::arc, kvcache::s3fifo,
+                   kvcache::tiny_lfu, kvcache::priority) {
   const block_id blocks = GENERATE(1u, 2u, 3u, 7u, 24u, 150u);
   const std::uint64_t seed = GENERATE(1u, 2u, 3u);
   CAPTURE(TestType::name, blocks, seed);

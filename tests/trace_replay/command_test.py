@@ -1,0 +1,67 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Runs trace_replay as a user does.   usage: command_test.py EXECUTABLE"""
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+EXECUTABLE = sys.argv.pop(1)
+LINES = '{"hash_ids": [1, 2]}\n{"hash_ids": [3]}\n{"hash_ids": [1, 2]}\n'
+
+
+class TraceReplay(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.trace = self.folder / "trace.jsonl"
+        self.trace.write_text(LINES, encoding="utf-8")
+
+    def run_it(self, *arguments):
+        return subprocess.run([EXECUTABLE, *map(str, arguments)], capture_output=True, text=True, check=False)
+
+    def refused(self, why, *arguments):
+        done = self.run_it(*arguments)
+        self.assertEqual(done.returncode, 2, done)
+        self.assertEqual(done.stdout, "")
+        self.assertIn(why, done.stderr)
+
+    def test_json_has_one_object_a_line(self):
+        done = self.run_it("--trace", self.trace, "--eviction", "lru,optimal", "--blocks", "2,3", "--json")
+        self.assertEqual(done.returncode, 0, done)
+        rows = [json.loads(line) for line in done.stdout.splitlines()]
+        self.assertEqual([(r["eviction"], r["blocks"], r["hits"]) for r in rows],
+                         [("lru", 2, 1), ("lru", 3, 2), ("optimal", 2, 2), ("optimal", 3, 2)])
+        for row in rows:
+            self.assertEqual(row["references"], 5)
+            self.assertAlmostEqual(row["hit_ratio"], row["hits"] / 5)
+
+    def test_table_and_help(self):
+        done = self.run_it("--trace", self.trace, "--blocks", "3")
+        self.assertEqual(done.returncode, 0, done)
+        self.assertIn("gittins", done.stdout)
+        self.assertIn("hit ratio", done.stdout)
+        self.assertIn("--eviction", self.run_it("--help").stdout)
+
+    @unittest.skipUnless(shutil.which("gnuplot"), "gnuplot is not installed")
+    def test_plot(self):
+        picture = self.folder / "it's.png"
+        done = self.run_it("--trace", self.trace, "--eviction", "lru,optimal", "--blocks", "1,2,3", "--plot", picture)
+        self.assertEqual(done.returncode, 0, done)
+        self.assertEqual(picture.read_bytes()[:4], b"\x89PNG")
+
+    def test_bad_input(self):
+        self.refused("'clock'", "--trace", self.trace, "--eviction", "clock")
+        self.refused("--blocks has 0", "--trace", self.trace, "--blocks", "0")
+        self.refused("cannot open", "--trace", self.folder / "nothing.jsonl")
+        self.refused("--trace is required")
+        self.trace.write_text(LINES + '{"hash_ids": [1', encoding="utf-8")
+        self.refused("line 4: it is no JSON", "--trace", self.trace)
+
+
+if __name__ == "__main__":
+    unittest.main()
