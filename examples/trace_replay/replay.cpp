@@ -36,10 +36,10 @@ std::size_t replayed(const trace& all, std::uint32_t blocks, const progress& rep
     if (size == 0) continue;
     content.clear();
     for (std::uint32_t i = 0; i < size; ++i) content.insert(content.end(), units, wanted[i]);
-    content.push_back(0);
+    hits += manager.probe(content).tokens / units;
+    if (size < blocks) content.push_back(0);  // what fills the pool has no room for an end, and computes its last block
     const auto opened = manager.open({.content = content, .reserve = size * units});
     if (!opened) throw std::logic_error("a request did not fit an idle pool");
-    hits += opened->reused_tokens / units;
     const kvcache::want rest{opened->sequence, size * units - opened->reused_tokens};
     auto step = manager.begin({&rest, 1});
     const kvcache::content_view computed = kvcache::content_view(content).sub(opened->reused_tokens, rest.tokens);

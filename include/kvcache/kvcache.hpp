@@ -2,7 +2,8 @@
 #pragma once
 
 /// Every host header that needs only the standard library. The kernels of attention come with
-/// <kvcache/attention/cpu/cpu.hpp>, which brings threads.
+/// <kvcache/attention/cpu/cpu.hpp>, which brings threads; of the eviction policies only the default one is here, the
+/// others come with headers of their own.
 
 #include <kvcache/any_storage.hpp>
 #include <kvcache/attention/attention.hpp>
@@ -16,14 +17,7 @@
 #include <kvcache/dispatch.hpp>
 #include <kvcache/dtype.hpp>
 #include <kvcache/error.hpp>
-#include <kvcache/eviction/arc.hpp>
-#include <kvcache/eviction/gittins.hpp>
-#include <kvcache/eviction/lfu.hpp>
 #include <kvcache/eviction/lru.hpp>
-#include <kvcache/eviction/lru_k.hpp>
-#include <kvcache/eviction/priority.hpp>
-#include <kvcache/eviction/s3fifo.hpp>
-#include <kvcache/eviction/tiny_lfu.hpp>
 #include <kvcache/geometry.hpp>
 #include <kvcache/layout/hnd.hpp>
 #include <kvcache/layout/nhd.hpp>
