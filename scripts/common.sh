@@ -36,5 +36,5 @@ need_packages() {
 
 build_packages=(g++ cmake ninja-build ccache pkg-config python3 ca-certificates libopenblas-dev libcli11-dev libpcre2-dev
   nlohmann-json3-dev)
-test_packages=(catch2 clang libbenchmark-dev clang-format git)
+test_packages=(catch2 clang libbenchmark-dev clang-format git gnuplot-nox)
 python3 -m pip --version >/dev/null 2>&1 || build_packages+=(python3-pip)
