@@ -22,7 +22,7 @@ std::string quoted(const std::string& text) {
 void plot(const std::vector<curve>& curves, const std::string& path) {
   std::FILE* const gnuplot = ::popen("gnuplot", "w");
   if (gnuplot == nullptr) throw bad_input("cannot start gnuplot; install it (Debian: gnuplot-nox)");
-  std::string script = "set terminal pngcairo size 900,600\nset output " + quoted(path) +
+  std::string script = "set terminal pngcairo noenhanced size 900,600\nset output " + quoted(path) +
                        "\nset logscale x\nset grid\nset key left top\nset xlabel 'blocks'\nset ylabel 'hit ratio'\n"
                        "set yrange [0:*]\nplot ";
   for (std::size_t i = 0; i < curves.size(); ++i)
