@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A day's conversations: what lru and a policy that knows the future find is known to the block. The trace is not ours
-// to ship; it is looked for in $KVCACHE_SHARED/traces, by default in a folder `shared` beside the repository.
+// An hour's conversations: what lru and a policy that knows the future find is known to the block. The trace is not
+// ours to ship; it is looked for in $KVCACHE_SHARED/traces, by default in a folder `shared` beside the repository.
 #include "catch.hpp"
 #include "optimal.hpp"
 #include "replay.hpp"
