@@ -21,6 +21,7 @@ enum class errc : std::uint8_t {
   step_order,     ///< value: number of the step, limit: number of the step that has to be accepted or dropped first
   duplicate_id,   ///< value: a sequence's index or a block named twice in one call, limit: times allowed
   empty_content,  ///< value: tokens given, limit: tokens needed at least
+  in_use,         ///< value: blocks that are referenced or held, limit: how many may be
 };
 
 /// Short name of an outcome, for logs and statistics.
@@ -33,6 +34,7 @@ enum class errc : std::uint8_t {
     case errc::step_order: return "step_order";
     case errc::duplicate_id: return "duplicate_id";
     case errc::empty_content: return "empty_content";
+    case errc::in_use: return "in_use";
   }
   return "unknown";
 }
@@ -68,6 +70,9 @@ struct failure {
     case errc::duplicate_id:
       return "id " + value + " named more than " + limit + " time in one call; merge its entries";
     case errc::empty_content: return "empty content: " + value + " tokens given, at least " + limit + " needed";
+    case errc::in_use:
+      return "in use: " + value + " blocks are referenced or held, " + limit +
+             " allowed; close the sequences and retire the steps first";
   }
   return "unknown failure";
 }

@@ -146,6 +146,48 @@ TEST_CASE("V6 R5 a request that is one block short leaves counts, references, or
   CHECK(run(true) == plain);
 }
 
+TEST_CASE("V8 a reset is refused while a block is in use; afterwards nothing is found and every block is free") {
+  const std::uint32_t size = GENERATE(1u, 4u, 16u);
+  CAPTURE(size);
+  manager m({.blocks = 8, .block_size = size});
+  const text content = words(1, 3 * size);
+  const kvcache::extra_key salt{kvcache::key_kind::salt, "s"};
+  close(m, prompt(m, content, {&salt, 1}).sequence);
+  const auto a = prompt(m, content).sequence;
+  CHECK(m.reset().error() == kvcache::failure{errc::in_use, 3, 0});
+  CHECK(m.probe(content).tokens == 3 * size);
+
+  // A step in flight holds what was closed.
+  const kvcache::want w{a, 1};
+  auto step = m.begin({&w, 1});
+  REQUIRE(step->accept().has_value());
+  close(m, a);
+  CHECK(m.reset().error() == kvcache::failure{errc::in_use, 4, 0});
+  REQUIRE(m.retire(*step).has_value());
+
+  const auto before = m.statistics();
+  REQUIRE(m.reset().has_value());
+  CHECK(m.statistics() == before);
+  CHECK(m.counts() == block_counts{.free = 8});
+  CHECK(m.probe(content).tokens == 0);
+  CHECK(m.probe(content, {&salt, 1}).tokens == 0);
+  for (kvcache::block_id b = 1; b <= 8; ++b) CHECK_FALSE(m.cached(b));
+  CHECK(m.reset().has_value());
+  CHECK(prompt(m, content).reused_tokens == 0);
+  CHECK(m.probe(content).tokens == 3 * size);
+}
+
+TEST_CASE("V8 blocks of another generation of weights are out of reach at once") {
+  manager m({.blocks = 8, .block_size = 4});
+  const text content = words(1, 12);
+  const kvcache::extra_key old_weights{kvcache::key_kind::generation, "1"};
+  const kvcache::extra_key new_weights{kvcache::key_kind::generation, "2"};
+  close(m, prompt(m, content, {&old_weights, 1}).sequence);
+  CHECK(m.probe(content, {&new_weights, 1}).tokens == 0);
+  CHECK(prompt(m, content, {&new_weights, 1}).reused_tokens == 0);
+  CHECK(m.probe(content, {&old_weights, 1}).tokens == 12);
+}
+
 TEST_CASE("V11 a decode takes a new block when the last is full, and only full blocks are cached") {
   manager m({.blocks = 10, .block_size = 16});
   const text all = words(1, 78);

@@ -13,8 +13,8 @@ using kvcache::failure;
 using kvcache_test::contains_text;
 
 TEST_CASE("every outcome has a name and a sentence with value and limit") {
-  const std::vector<errc> all{errc::out_of_blocks, errc::exceeds_pool, errc::stale_id,     errc::beyond_length,
-                              errc::step_order,    errc::duplicate_id, errc::empty_content};
+  const std::vector<errc> all{errc::out_of_blocks, errc::exceeds_pool, errc::stale_id,      errc::beyond_length,
+                              errc::step_order,    errc::duplicate_id, errc::empty_content, errc::in_use};
   std::vector<std::string> seen;
   for (const errc code : all) {
     const std::string text = kvcache::message({code, 4711, 815});

@@ -45,10 +45,7 @@ class block_keeper {
   /// Precondition: a block is available.
   block_id allocate() noexcept {
     if (pool.counts().free == 0) {
-      // Only leaves go, so that a cached block never loses its head.
-      block_id leaf = policy_.victim();
-      KVCACHE_ASSERT(leaf != null_block, "neither a free block nor one to evict");
-      while (index.child(leaf) != null_block) leaf = index.child(leaf);
+      const block_id leaf = next_leaf();
       if constexpr (told_of_evictions<Eviction>)
         policy_.evict(leaf);
       else
@@ -60,6 +57,16 @@ class block_keeper {
     const block_id block = pool.take();
     uses[block] = {};
     return block;
+  }
+
+  /// Forgets all that is cached. Precondition: no block is referenced or held.
+  void forget_all() noexcept {
+    while (pool.counts().evictable != 0) {
+      const block_id leaf = next_leaf();
+      policy_.erase(leaf);
+      index.erase(leaf);
+      pool.put_back(leaf, block_state::free);
+    }
   }
 
   /// Takes back an allocation of which no use was made.
@@ -149,6 +156,14 @@ class block_keeper {
   }
 
  private:
+  /// What is to be evicted next. Only leaves go, so that a cached block never loses its head.
+  [[nodiscard]] block_id next_leaf() const noexcept {
+    block_id leaf = policy_.victim();
+    KVCACHE_ASSERT(leaf != null_block, "neither a free block nor one to evict");
+    while (index.child(leaf) != null_block) leaf = index.child(leaf);
+    return leaf;
+  }
+
   /// Held for the sake of children only, not of a step.
   [[nodiscard]] bool waits_for_children(block_id block) const noexcept {
     return pool.state(block) == block_state::held && places_[block].place == 0;

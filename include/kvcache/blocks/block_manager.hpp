@@ -98,6 +98,16 @@ class block_manager {
     return sequences_.commit(sequence, tokens);
   }
 
+  /// Forgets all that is cached, say when the weights have changed: every block is free afterwards. Where old and new
+  /// weights serve side by side, key_kind::generation keeps their blocks apart instead.
+  /// in_use: a sequence holds a block, or a step in flight may touch one. O(cached blocks).
+  result<void> reset() noexcept {
+    const block_counts c = counts();
+    if (c.referenced + c.held != 0) return failure{errc::in_use, std::uint64_t{c.referenced} + c.held, 0};
+    blocks_.forget_all();
+    return {};
+  }
+
   // Steps -------------------------------------------------------------------------------------------------------
 
   /// Makes room for the next `tokens` tokens of every want, in their order, assuming that earlier steps are accepted
