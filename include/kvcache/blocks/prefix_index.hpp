@@ -97,10 +97,10 @@ class prefix_index {
         table_.prefetch(narrowed(fingerprint));
       }
       for (std::size_t i = 0; i < count; ++i) {
-        const block_id likely = table_.find(narrowed(fingerprints[i]), [](block_id) { return true; });
-        if (likely == null_block) break;
-        KVCACHE_PREFETCH(&nodes_[likely]);
-        contents_.prefetch(likely);
+        const block_id candidate = table_.find(narrowed(fingerprints[i]), [](block_id) { return true; });
+        if (candidate == null_block) break;
+        KVCACHE_PREFETCH(&nodes_[candidate]);
+        contents_.prefetch(candidate);
       }
       for (std::size_t i = 0; i < count; ++i) {
         const block_id next = find({parent.parent, fingerprints[i]}, part(first + i));

@@ -65,7 +65,7 @@ class content_memory {
     records_[r].fingerprint = fingerprint;
     records_[r].chain = head;
     records_[r].parent = parent;
-    records_[r].turn = static_cast<std::uint8_t>(std::min(most_turns - 1, turn + 1));
+    records_[r].turn = static_cast<std::uint8_t>((std::min)(most_turns - 1, turn + 1));
     head = r;
     if (parent != 0) {
       record& p = records_[parent];
@@ -95,7 +95,7 @@ class content_memory {
  private:
   // A small pool forgets within the time of a person's answer, so it has to remember more than it holds.
   [[nodiscard]] static std::size_t ghosts_for(block_id highest) noexcept {
-    return std::min(std::size_t{highest} * 8, std::max<std::size_t>(highest, 1u << 21));
+    return (std::min)(std::size_t{highest} * 8, (std::max<std::size_t>)(highest, 1u << 21));
   }
 
   [[nodiscard]] std::uint32_t& bucket(std::uint64_t fingerprint) noexcept {

@@ -36,12 +36,12 @@ class reuse_classes {
   /// every block size.
   [[nodiscard]] static std::uint32_t column(std::uint64_t new_tokens, std::uint32_t turn) noexcept {
     const std::uint32_t length =
-        static_cast<std::uint32_t>(std::min<std::uint64_t>(lengths - 1, std::bit_width((new_tokens + 511) / 512)));
+        static_cast<std::uint32_t>((std::min<std::uint64_t>)(lengths - 1, std::bit_width((new_tokens + 511) / 512)));
     return length * turns + turn;
   }
   /// A block of a prompt that was used `refs` times; the last of a prompt are rarely continued just as they are.
   [[nodiscard]] static std::uint32_t prompt(std::uint32_t refs, bool last, std::uint32_t column) noexcept {
-    return ((last ? most_refs : 0) + std::min(refs, most_refs) - 1) * columns + column;
+    return ((last ? most_refs : 0) + (std::min)(refs, most_refs) - 1) * columns + column;
   }
   /// Generated text that nobody has sent back yet.
   [[nodiscard]] static std::uint32_t generated(std::uint32_t column) noexcept {
@@ -84,7 +84,7 @@ class reuse_classes {
     // Before anything is known the hazard falls like 1 / age, which ranks blocks as LRU does. Shared roots follow a law
     // of their own, with which the law of conversations has nothing to do.
     hazards guess;
-    for (std::uint32_t b = 0; b < bins; ++b) guess[b] = std::min(0.5, 0.3 * width(b) / (edges[b] + 20.0));
+    for (std::uint32_t b = 0; b < bins; ++b) guess[b] = (std::min)(0.5, 0.3 * width(b) / (edges[b] + 20.0));
     const hazards law = estimate(all, guess);
     std::array<hazards, rows> row_law;
     for (std::uint32_t r = 0; r < rows; ++r) row_law[r] = estimate(row[r], r == shared_row ? guess : law);
@@ -93,7 +93,7 @@ class reuse_classes {
       const std::uint32_t r = row_of(c);
       hazards prior = row_law[r];
       if (r < crossed_rows)
-        for (double& h : prior) h = std::min(1.0, h * column_effect(c % columns));
+        for (double& h : prior) h = (std::min)(1.0, h * column_effect(c % columns));
       rank(c, estimate(seen_[c], prior));
       seen_[c].fade();
     }
@@ -159,8 +159,8 @@ class reuse_classes {
     const double strength = shape_prior * one;
     hazards h;
     for (std::uint32_t b = 0; b < bins; ++b) {
-      const double at_most_one = std::min(1.0, factor * prior[b]);
-      h[b] = std::min(1.0, (e.hit[b] + strength * at_most_one) / (e.risk[b] + strength));
+      const double at_most_one = (std::min)(1.0, factor * prior[b]);
+      h[b] = (std::min)(1.0, (e.hit[b] + strength * at_most_one) / (e.risk[b] + strength));
     }
     return h;
   }

@@ -46,7 +46,7 @@ class gittins {
   void open(std::span<const std::uint64_t> fingerprints, std::uint32_t /*hits*/, std::uint32_t block_tokens) noexcept {
     tick();
     const std::size_t size = fingerprints.size();
-    const std::size_t n = std::min<std::size_t>(size, highest_);  // the others will hardly find room
+    const std::size_t n = (std::min<std::size_t>)(size, highest_);  // the others will hardly find room
     // What is known counts, be it resident or evicted since: what people do does not depend on our evictions.
     std::size_t known = 0;
     std::size_t shared = 0;  // up to the last fork into many conversations
@@ -67,7 +67,7 @@ class gittins {
     }
     const std::uint32_t column = classes::column(std::uint64_t{size - known} * block_tokens, turn);
     // By tokens, lest small blocks of the same end be taken for something else.
-    const std::size_t last = std::max<std::size_t>(1, 512 / std::max(1u, block_tokens));
+    const std::size_t last = (std::max<std::size_t>)(1, 512 / (std::max)(1u, block_tokens));
     own_groups_.fill(0);
     std::uint32_t parent = 0;
     for (std::size_t i = 0; i < n; ++i) {
