@@ -25,6 +25,29 @@ struct counting {
   }
 };
 
+/// One row of the scene's only sequence, as a step of its own: the newest of `length` tokens.
+template <class Attention>
+std::vector<float> row_alone(const Attention& a, const scene<bf16>& s, std::uint32_t row, std::uint32_t length,
+                             const variant_values& values = {}) {
+  const std::vector<std::uint32_t> offsets{0, 1};
+  const std::vector<std::uint32_t> lengths{length};
+  batch_view batch = s.batch();
+  batch.query_offsets = offsets;
+  batch.kv_lengths = lengths;
+  const std::uint32_t heads = s.form().query_heads();
+  const std::uint32_t dim = s.form().head_dim;
+  const std::size_t row_floats = std::size_t{heads} * dim;
+  std::vector<float> out(row_floats);
+  a.run(a.plan(batch), s.view(), rows_view<const float>(s.q.data() + row * row_floats, 1, heads, dim),
+        rows_view<float>(out.data(), 1, heads, dim), 0, 1, values);
+  return out;
+}
+
+/// Whether a chunk's output has these bits in its row `row`.
+bool has_row(const std::vector<float>& chunk, std::uint32_t row, const std::vector<float>& bits) {
+  return std::memcmp(bits.data(), chunk.data() + row * bits.size(), bits.size() * sizeof(float)) == 0;
+}
+
 }  // namespace
 
 TEST_CASE("what does not fit is refused with value, limit and remedy, and nothing is written") {
@@ -230,25 +253,14 @@ TEST_CASE("R19 a long window cuts a row's tokens at the same places, whatever is
   // The window's first token moves with the row; the cuts may not.
   const scene<bf16> s({.kv_heads = 1, .group = 2, .head_dim = 16}, {{40, 5000}}, 5);
   const variant_values values{.window = 2200};
-  const std::size_t row_floats = std::size_t{2} * 16;
   for (const cpu_isa isa : isas()) {
     for (const std::uint32_t known : {0u, 2200u}) {
       const attention<bundle<sliding_window, bf16, bf16, true>> a(
           {.shape = s.heads(), .threads = 3, .window = known, .backend = {.isa = isa}});
-      std::vector<float> chunk(40 * row_floats);
+      std::vector<float> chunk(s.q.size());
       a.run(a.plan(s.batch()), s.view(), s.queries(), rows_view<float>(chunk.data(), 40, 2, 16), 0, 1, values);
       bool same = true;
-      for (std::uint32_t i = 0; i < 40; i += 3) {
-        const std::vector<std::uint32_t> offsets{0, 1};
-        const std::vector<std::uint32_t> lengths{4961 + i};
-        batch_view batch = s.batch();
-        batch.query_offsets = offsets;
-        batch.kv_lengths = lengths;
-        std::vector<float> out(row_floats);
-        a.run(a.plan(batch), s.view(), rows_view<const float>(s.q.data() + i * row_floats, 1, 2, 16),
-              rows_view<float>(out.data(), 1, 2, 16), 0, 1, values);
-        same = same && std::memcmp(out.data(), chunk.data() + i * row_floats, row_floats * sizeof(float)) == 0;
-      }
+      for (std::uint32_t i = 0; i < 40; i += 3) same = same && has_row(chunk, i, row_alone(a, s, i, 4961 + i, values));
       INFO(name(isa) << " window known to the plan " << known);
       CHECK(same);
       CHECK(distance({chunk, {}}, expected<sliding_window>(s, values)) < 1);
@@ -262,22 +274,12 @@ TEST_CASE("R19 masks keep a row's bits") {
   const scene<bf16> s({.block_size = block_size, .kv_heads = 2, .group = 3}, {{50, 400}}, 4);
   std::vector<std::uint8_t> bits(50 * std::size_t{50});
   for (std::size_t i = 0; i < bits.size(); ++i) bits[i] = static_cast<std::uint8_t>(i * 2'654'435'761u >> 7);
-  const std::size_t row_floats = std::size_t{6} * 64;
   for (const cpu_isa isa : isas()) {
     const outcome chunk = attend<masked, true>(s, {.mask = {bits.data(), 50, 50}}, isa);
     const attention<bundle<masked, bf16, bf16, true>> a({.shape = s.heads(), .threads = 2, .backend = {.isa = isa}});
     bool same = true;
-    for (std::uint32_t i = 0; i < 50; ++i) {
-      const std::vector<std::uint32_t> offsets{0, 1};
-      const std::vector<std::uint32_t> lengths{351 + i};
-      batch_view batch = s.batch();
-      batch.query_offsets = offsets;
-      batch.kv_lengths = lengths;
-      std::vector<float> out(row_floats);
-      a.run(a.plan(batch), s.view(), rows_view<const float>(s.q.data() + i * row_floats, 1, 6, 64),
-            rows_view<float>(out.data(), 1, 6, 64), 0, 1, {.mask = {bits.data() + i * 50, 1, 50}});
-      same = same && std::memcmp(out.data(), chunk.out.data() + i * row_floats, row_floats * sizeof(float)) == 0;
-    }
+    for (std::uint32_t i = 0; i < 50; ++i)
+      same = same && has_row(chunk.out, i, row_alone(a, s, i, 351 + i, {.mask = {bits.data() + i * 50, 1, 50}}));
     INFO(text(s.form(), isa));
     CHECK(same);
   }
@@ -290,24 +292,10 @@ TEST_CASE("R19 windows and blocks of any size keep a row's bits") {
     const scene<bf16> s(form, {{50, 400}}, 4);
     const variant_values values{.window = 77};
     const outcome chunk = attend<sliding_window, true>(s, values, isa);
-    const std::size_t row_floats = 6 * 64;
+    const attention<bundle<sliding_window, bf16, bf16, true>> a(
+        {.shape = s.heads(), .threads = 2, .backend = {.isa = isa}});
     bool same = true;
-    for (std::uint32_t i = 0; i < 50; ++i) {
-      const std::vector<std::uint32_t> offsets{0, 1};
-      const std::vector<std::uint32_t> lengths{351 + i};
-      const auto& table = const_cast<scene<bf16>&>(s).table();
-      const batch_view batch{offsets,
-                             lengths,
-                             block_tables::padded(table.data(), 1, static_cast<std::uint32_t>(table.size())),
-                             {},
-                             block_size};
-      const attention<bundle<sliding_window, bf16, bf16, true>> a(
-          {.shape = s.heads(), .threads = 2, .backend = {.isa = isa}});
-      std::vector<float> out(row_floats);
-      a.run(a.plan(batch), s.view(), rows_view<const float>(s.q.data() + i * row_floats, 1, 6, 64),
-            rows_view<float>(out.data(), 1, 6, 64), 0, 1, values);
-      same = same && std::memcmp(out.data(), chunk.out.data() + i * row_floats, row_floats * sizeof(float)) == 0;
-    }
+    for (std::uint32_t i = 0; i < 50; ++i) same = same && has_row(chunk.out, i, row_alone(a, s, i, 351 + i, values));
     INFO(text(form, isa));
     CHECK(same);
   }
@@ -367,16 +355,9 @@ TEST_CASE("R19 a visible value that is no finite number gives the same in a chun
     for (const cpu_isa isa : isas()) {
       const outcome chunk = attend<causal, true>(s, {}, isa);
       for (const std::uint32_t row : {0u, 1u}) {
-        const std::vector<std::uint32_t> offsets{0, 1};
-        const std::vector<std::uint32_t> lengths{39 + row};
-        batch_view batch = s.batch();
-        batch.query_offsets = offsets;
-        batch.kv_lengths = lengths;
         const attention<bundle<causal, bf16, bf16, true>> a(
             {.shape = s.heads(), .threads = 1, .backend = {.isa = isa}});
-        std::vector<float> out(row_floats);
-        a.run(a.plan(batch), s.view(), rows_view<const float>(s.q.data() + row * row_floats, 1, 2, 64),
-              rows_view<float>(out.data(), 1, 2, 64), 0, 1);
+        const std::vector<float> out = row_alone(a, s, row, 39 + row);
         bool same = true;
         for (std::size_t i = 0; i < row_floats; ++i)
           same = same && is_number(out[i]) == is_number(chunk.out[row * row_floats + i]);

@@ -19,30 +19,13 @@
 #include <string>
 
 #include "catch.hpp"
+#include "counting_new.hpp"
 
 namespace {
 
-std::uint64_t allocated = 0;
-std::uint64_t allocations() { return allocated; }
-
-void* counted(std::size_t bytes) {
-  ++allocated;
-  if (void* memory = std::malloc(bytes == 0 ? 1 : bytes)) return memory;
-  std::abort();
-}
+std::uint64_t allocations_so_far() { return allocations; }
 
 }  // namespace
-
-void* operator new(std::size_t bytes) { return counted(bytes); }
-void* operator new[](std::size_t bytes) { return counted(bytes); }
-void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept { return counted(bytes); }
-void* operator new[](std::size_t bytes, const std::nothrow_t&) noexcept { return counted(bytes); }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete[](void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, const std::nothrow_t&) noexcept { std::free(memory); }
-void operator delete[](void* memory, const std::nothrow_t&) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
 
 using kvcache::block_id;
 using kvcache_test::conformance;
@@ -54,7 +37,7 @@ TEMPLATE_TEST_CASE("R12 a policy names a member, hands out every block, repeats 
   const std::uint64_t seed = GENERATE(1u, 2u, 3u);
   CAPTURE(TestType::name, blocks, seed);
   const std::string fault = conformance<TestType>(
-      {.seed = seed, .blocks = blocks, .calls = blocks == 24 ? 100'000u : 20'000u, .allocations = allocations});
+      {.seed = seed, .blocks = blocks, .calls = blocks == 24 ? 100'000u : 20'000u, .allocations = allocations_so_far});
   CHECK(fault == "");
 }
 
@@ -145,7 +128,8 @@ struct stays_behind_when_moved : lowest {
 
 TEST_CASE("The conformance suite says what is wrong with a policy, with seed and call") {
   const auto fault = [](auto* policy) {
-    return conformance<std::remove_pointer_t<decltype(policy)>>({.seed = 7, .blocks = 24, .allocations = allocations});
+    return conformance<std::remove_pointer_t<decltype(policy)>>(
+        {.seed = 7, .blocks = 24, .allocations = allocations_so_far});
   };
   using kvcache_test::contains_text;
   CHECK(fault(static_cast<lowest*>(nullptr)) == "");

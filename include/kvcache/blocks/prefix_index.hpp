@@ -54,8 +54,6 @@ class prefix_index {
   [[nodiscard]] bool contains(block_id block) const noexcept { return nodes_[block].own != 0; }
   /// Of the block's content and all before it. Precondition: cached.
   [[nodiscard]] std::uint64_t fingerprint(block_id block) const noexcept { return nodes_[block].fingerprint; }
-  /// 0 where the block is not cached.
-  [[nodiscard]] serial serial_of(block_id block) const noexcept { return nodes_[block].own; }
 
   /// Of what stands before a chain's first block.
   [[nodiscard]] identity root(key_set keys, std::uint32_t group) const noexcept {
