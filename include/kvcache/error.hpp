@@ -21,6 +21,7 @@ enum class errc : std::uint8_t {
   step_order,     ///< value: number of the step, limit: number of the step that has to be accepted or dropped first
   duplicate_id,   ///< value: a sequence's index or a block named twice in one call, limit: times allowed
   empty_content,  ///< value: tokens given, limit: tokens needed at least
+  behind_window,  ///< value: tokens to keep, limit: fewest of which every window still has what it sees
   in_use,         ///< value: blocks that are referenced or held, limit: how many may be
 };
 
@@ -34,6 +35,7 @@ enum class errc : std::uint8_t {
     case errc::step_order: return "step_order";
     case errc::duplicate_id: return "duplicate_id";
     case errc::empty_content: return "empty_content";
+    case errc::behind_window: return "behind_window";
     case errc::in_use: return "in_use";
   }
   return "unknown";
@@ -70,6 +72,9 @@ struct failure {
     case errc::duplicate_id:
       return "id " + value + " named more than " + limit + " time in one call; merge its entries";
     case errc::empty_content: return "empty content: " + value + " tokens given, at least " + limit + " needed";
+    case errc::behind_window:
+      return "behind the window: " + value + " tokens to keep, of which a window has given up what it sees; " + limit +
+             " or more can be kept, or open the content anew";
     case errc::in_use:
       return "in use: " + value + " blocks are referenced or held, " + limit +
              " allowed; close the sequences and retire the steps first";

@@ -8,11 +8,13 @@
 #include <kvcache/blocks/requests.hpp>
 #include <kvcache/blocks/step_queue.hpp>
 #include <kvcache/concepts.hpp>
+#include <kvcache/error.hpp>
 #include <kvcache/types.hpp>
 #include <kvcache/views.hpp>
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace kvcache::detail {
@@ -28,6 +30,7 @@ class block_keeper {
         index(options.blocks, groups, options.hash_bits),
         steps(groups),
         uses(std::size_t{options.blocks} + 1),
+        partial_reuse(checked_partial_reuse(options, groups)),
         unit_tokens_(options.unit_tokens),
         policy_(options.blocks),
         places_(std::size_t{options.blocks} + 1) {}
@@ -41,18 +44,14 @@ class block_keeper {
   step_queue steps;
   std::vector<block_use> uses;  // by block
   std::uint64_t evicted = 0;
+  const bool partial_reuse;
 
   /// Precondition: a block is available.
   block_id allocate() noexcept {
     if (pool.counts().free == 0) {
       const block_id leaf = next_leaf();
-      if constexpr (told_of_evictions<Eviction>)
-        policy_.evict(leaf);
-      else
-        policy_.erase(leaf);
-      index.erase(leaf);
-      pool.put_back(leaf, block_state::free);
-      ++evicted;
+      if (!groups.windowed(index.group(leaf))) evict_useless(index.content(leaf));
+      evict(leaf);
     }
     const block_id block = pool.take();
     uses[block] = {};
@@ -95,15 +94,14 @@ class block_keeper {
       static_cast<void>(block);
   }
   /// A request begins. `hits` blocks of one layer group are cached of its content.
-  void note_request(prefix_index::key_set keys, std::uint32_t group, content_view content,
-                    std::uint32_t hits) noexcept {
+  void note_request(content_id root, std::uint32_t group, content_view content, std::uint32_t hits) noexcept {
     if constexpr (told_of_requests<Eviction>) {
-      const std::uint32_t size = groups.block_size(group);
       fingerprints_.clear();
-      index.fingerprints(keys, group, size, content, fingerprints_);
-      policy_.open(fingerprints_, hits, size * unit_tokens_);
+      index.tree().fingerprints(root, groups.chain(group), content, fingerprints_);
+      for (std::uint64_t& f : fingerprints_) f = prefix_index::in_group(f, group);
+      policy_.open(fingerprints_, hits, groups.block_size(group) * unit_tokens_);
     } else {
-      static_cast<void>(keys), static_cast<void>(group), static_cast<void>(content), static_cast<void>(hits);
+      static_cast<void>(root), static_cast<void>(group), static_cast<void>(content), static_cast<void>(hits);
     }
   }
 
@@ -156,6 +154,32 @@ class block_keeper {
   }
 
  private:
+  static bool checked_partial_reuse(const block_manager_options& options, const layer_groups& groups) {
+    if (options.partial_reuse && groups.chains() != 1)
+      raise<invalid_argument>("block manager: partial reuse over " + std::to_string(groups.chains()) +
+                              " block sizes, 1 possible; give all layer groups one block size or turn it off");
+    return options.partial_reuse;
+  }
+
+  /// Frees a leaf to make room.
+  void evict(block_id leaf) noexcept {
+    if constexpr (told_of_evictions<Eviction>)
+      policy_.evict(leaf);
+    else
+      policy_.erase(leaf);
+    index.erase(leaf);
+    pool.put_back(leaf, block_state::free);
+    ++evicted;
+  }
+  /// What windows hold of a content is found no more once a group that needs all of it has lost it.
+  void evict_useless(content_id content) noexcept {
+    for (std::uint32_t g = 0; g < groups.size(); ++g) {
+      if (!groups.windowed(g)) continue;
+      const block_id block = index.block(content, g);
+      if (block != null_block && pool.state(block) == block_state::evictable) evict(block);
+    }
+  }
+
   /// What is to be evicted next. Only leaves go, so that a cached block never loses its head.
   [[nodiscard]] block_id next_leaf() const noexcept {
     block_id leaf = policy_.victim();

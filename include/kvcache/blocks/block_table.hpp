@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <kvcache/blocks/content_id.hpp>
 #include <kvcache/types.hpp>
 
 #include <cstddef>
@@ -30,15 +31,16 @@ namespace detail {
 struct sequence_state {
   std::uint32_t generation = 0;
   bool open = false;
-  bool unkeyed = false;                       // its content can no longer be followed in the index
+  bool borrowed = false;                      // its tail blocks are cached with more content than its own
   std::uint32_t length = 0;                   // accepted
   std::uint32_t begun = 0;                    // length, and what steps not yet accepted add to it
   std::uint32_t committed = 0;                // tokens whose content is known
   mutable bool named = false;                 // within one call that takes several sequences
   std::uint32_t open_steps = 0;               // steps begun with it and not yet accepted
-  std::uint32_t keys = 0;                     // its set of extra keys in the index
   std::uint64_t last_step = 0;                // number of the newest step that it takes part in
-  std::vector<std::vector<block_id>> tables;  // per layer group
+  std::vector<std::vector<block_id>> tables;  // per layer group; null blocks behind a window
+  std::vector<std::uint32_t> first;           // per layer group: entries before it are null blocks
+  std::vector<content_id> heads;              // per chain: the content of its newest full committed block, or a root
   std::vector<content_unit> tail;             // content of [tail_start, committed): what is not in full blocks yet
   std::uint32_t tail_start = 0;
 };
@@ -47,13 +49,16 @@ struct sequence_state {
 /// were held at once.
 class sequence_table {
  public:
-  explicit sequence_table(std::uint32_t groups) : groups_(groups) {}
+  sequence_table(std::uint32_t groups, std::uint32_t chains) : groups_(groups), chains_(chains) {}
 
   /// A new sequence without tokens. O(1).
   sequence_id add() noexcept {
     if (unused_.empty()) {
       unused_.push_back(static_cast<std::uint32_t>(states_.size()));
-      states_.emplace_back().tables.resize(groups_);
+      sequence_state& fresh = states_.emplace_back();
+      fresh.tables.resize(groups_);
+      fresh.first.resize(groups_);
+      fresh.heads.resize(chains_);
     }
     const std::uint32_t index = unused_.back();
     unused_.pop_back();
@@ -64,9 +69,10 @@ class sequence_table {
   void remove(std::uint32_t index) noexcept {
     sequence_state& s = states_[index];
     ++s.generation;
-    s.open = s.unkeyed = false;
-    s.length = s.begun = s.committed = s.open_steps = s.keys = s.tail_start = 0;
+    s.open = s.borrowed = false;
+    s.length = s.begun = s.committed = s.open_steps = s.tail_start = 0;
     s.last_step = 0;
+    for (std::uint32_t& first : s.first) first = 0;
     s.tail.clear();
     unused_.push_back(index);
   }
@@ -88,6 +94,7 @@ class sequence_table {
   std::vector<sequence_state> states_;
   std::vector<std::uint32_t> unused_;  // a stack
   std::uint32_t groups_;
+  std::uint32_t chains_;
 };
 
 }  // namespace detail

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <kvcache/blocks/content_id.hpp>
 #include <kvcache/detail/config.hpp>
 #include <kvcache/types.hpp>
 #include <kvcache/views.hpp>
@@ -21,38 +22,36 @@ namespace kvcache::detail {
   });
 }
 
-/// The content of cached blocks, by block id, in chunks that are allocated when the first of their blocks is cached: it
-/// grows with the blocks in use and never moves. 8 bytes a token.
+/// The content of nodes, by their id, in chunks that are allocated when the first of their nodes is there: it grows with
+/// the nodes in use and never moves. 8 bytes a token.
 class content_store {
  public:
-  content_store(block_id highest, std::uint32_t block_size)
-      : block_size_(block_size),
-        chunk_bits_(bits_for(block_size)),
-        chunks_((std::size_t{highest} >> chunk_bits_) + 1) {}
+  /// `block_size`: of the largest blocks.
+  explicit content_store(std::uint32_t block_size) : block_size_(block_size), chunk_bits_(bits_for(block_size)) {}
 
-  void put(block_id block, content_view content) noexcept {
-    auto& chunk = chunks_[block >> chunk_bits_];
-    // A block that has a chunk to itself may be one of a group whose blocks are smaller.
+  void put(content_id id, content_view content) noexcept {
+    const std::size_t at = id >> chunk_bits_;
+    if (at >= chunks_.size()) chunks_.resize(at + 1 + at / 2);
+    auto& chunk = chunks_[at];
+    // A node that has a chunk to itself may be of blocks that are smaller.
     const std::size_t units = chunk_bits_ == 0 ? content.size() : std::size_t{block_size_} << chunk_bits_;
     if (chunk.size() < units) chunk.resize(units);
-    content_unit* to = chunk.data() + offset(block);
+    content_unit* to = chunk.data() + offset(id);
     for (std::size_t i = 0; i < content.size(); ++i) to[i] = content[i];
   }
-  /// A hint that the block's content is read soon.
-  void prefetch(block_id block) const noexcept {
-    const std::vector<content_unit>& chunk = chunks_[block >> chunk_bits_];
-    if (chunk.empty()) return;
-    const content_unit* const from = chunk.data() + offset(block);
+  /// A hint that the content is read soon. Precondition: it was put.
+  void prefetch(content_id id) const noexcept {
+    const content_unit* const from = chunks_[id >> chunk_bits_].data() + offset(id);
     const std::size_t units = block_size_ < prefetched_units ? block_size_ : prefetched_units;
     for (std::size_t i = 0; i < units; i += units_per_line) KVCACHE_PREFETCH(from + i);
   }
-  /// Precondition: the block's content was put. The first `size` units of it.
-  [[nodiscard]] std::span<const content_unit> get(block_id block, std::uint32_t size) const noexcept {
-    return {chunks_[block >> chunk_bits_].data() + offset(block), size};
+  /// The first `size` units of the content. Precondition: it was put.
+  [[nodiscard]] std::span<const content_unit> get(content_id id, std::uint32_t size) const noexcept {
+    return {chunks_[id >> chunk_bits_].data() + offset(id), size};
   }
 
  private:
-  /// At most 256 blocks and 128 KiB in a chunk, at least one block.
+  /// At most 256 nodes and 128 KiB in a chunk, at least one node.
   [[nodiscard]] static constexpr unsigned bits_for(std::uint32_t block_size) noexcept {
     unsigned bits = 0;
     while (bits < 8 && (std::uint64_t{block_size} << (bits + 1)) <= 16'384) ++bits;
@@ -61,8 +60,8 @@ class content_store {
   static constexpr std::size_t units_per_line = 64 / sizeof(content_unit);
   static constexpr std::size_t prefetched_units = 4 * units_per_line;  // the processor goes on by itself
 
-  [[nodiscard]] std::size_t offset(block_id block) const noexcept {
-    return std::size_t{block & ((1u << chunk_bits_) - 1)} * block_size_;
+  [[nodiscard]] std::size_t offset(content_id id) const noexcept {
+    return std::size_t{id & ((1u << chunk_bits_) - 1)} * block_size_;
   }
 
   std::uint32_t block_size_;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/blocks/content_hash.hpp>
+#include <kvcache/blocks/content_id.hpp>
 #include <kvcache/blocks/extra_key.hpp>
 #include <kvcache/types.hpp>
 
@@ -15,58 +16,51 @@
 
 namespace kvcache::detail {
 
-/// Interns sets of extra keys: equal sets have one index as long as anyone uses it. Sets are compared byte for byte.
-/// Each has one serial for every layer group, which the first blocks under it name as their parent.
+/// Sets of extra keys, each with a node of the content tree that stands before all content under it. Sets are compared
+/// byte for byte.
 class key_sets {
  public:
   using index = std::uint32_t;
   static constexpr index none = ~0u;
-  static constexpr index empty_set = 0;
 
-  /// The empty set is there from the start, with the serials from 1.
-  explicit key_sets(std::uint32_t groups) : buckets_(initial_buckets, none), groups_(groups) {
-    sets_.push_back({});
-    sets_[empty_set].first_serial = 1;
+  key_sets() : buckets_(initial_buckets, none) {}
+
+  /// Hash of a set, the empty one included. O(keys^2 + bytes).
+  [[nodiscard]] static std::uint64_t hash_of(std::span<const extra_key> keys) noexcept {
+    std::uint64_t hash = 0xcbf29ce484222325u;
+    each_in_order(keys,
+                  [&](const extra_key& key) { hash = bytes_hash(bytes_hash(hash, head(key).view()), key.value); });
+    return mix(hash);
   }
+  [[nodiscard]] content_id root(index i) const noexcept { return sets_[i].root; }
 
-  /// The set's index, or none. O(keys^2 + bytes).
-  [[nodiscard]] index find(std::span<const extra_key> keys) const noexcept {
-    if (keys.empty()) return empty_set;
-    const std::uint64_t hash = hash_of(keys);
+  /// The set's index, or none. `hash` is that of the keys. O(keys^2 + bytes).
+  [[nodiscard]] index find(std::span<const extra_key> keys, std::uint64_t hash) const noexcept {
     for (index i = buckets_[hash & (buckets_.size() - 1)]; i != none; i = sets_[i].next)
       if (sets_[i].hash == hash && equal(sets_[i].text, keys)) return i;
     return none;
   }
 
-  /// The set's index, with one user more. A new set takes its serials from `next_serial`. O(keys^2 + bytes).
-  index acquire(std::span<const extra_key> keys, serial& next_serial) noexcept {
-    index i = find(keys);
+  /// A new set. Precondition: it is not there yet. O(keys^2 + bytes).
+  index add(std::span<const extra_key> keys, std::uint64_t hash, content_id root) noexcept {
+    index i = free_;
     if (i == none) {
-      if (free_ == none) {
-        i = static_cast<index>(sets_.size());
-        sets_.push_back({});
-      } else {
-        i = free_;
-        free_ = sets_[i].next;
-      }
-      set& s = sets_[i];
-      s.hash = hash_of(keys);
-      s.text.clear();
-      each_in_order(keys, [&](const extra_key& key) { append(s.text, key); });
-      s.users = 0;
-      s.first_serial = next_serial;
-      next_serial += groups_;
-      if (++used_ > buckets_.size()) grow();
-      link(i);
+      i = static_cast<index>(sets_.size());
+      sets_.push_back({});
+    } else {
+      free_ = sets_[i].next;
     }
-    add_user(i);
+    set& s = sets_[i];
+    s.hash = hash;
+    s.root = root;
+    s.text.clear();
+    each_in_order(keys, [&](const extra_key& key) { append(s.text, key); });
+    if (++used_ > buckets_.size()) grow();
+    link(i);
     return i;
   }
-
-  void add_user(index i) noexcept { ++sets_[i].users; }
-  /// One user less: open sequences and first blocks under the set are its users. O(1) on average.
-  void drop_user(index i) noexcept {
-    if (--sets_[i].users != 0 || i == empty_set) return;
+  /// O(1) on average.
+  void remove(index i) noexcept {
     index* at = &buckets_[sets_[i].hash & (buckets_.size() - 1)];
     while (*at != i) at = &sets_[*at].next;
     *at = sets_[i].next;
@@ -75,18 +69,11 @@ class key_sets {
     --used_;
   }
 
-  /// Where the fingerprints of chains under the set begin: equal for equal sets at any time.
-  [[nodiscard]] std::uint64_t fingerprint(index i, std::uint32_t group) const noexcept {
-    return mix(sets_[i].hash + group);
-  }
-  [[nodiscard]] serial serial_of(index i, std::uint32_t group) const noexcept { return sets_[i].first_serial + group; }
-
  private:
   struct set {
     std::string text;  // keys in order, each as kind, length and bytes
     std::uint64_t hash = 0;
-    serial first_serial = 0;
-    std::uint32_t users = 0;
+    content_id root = no_content;
     index next = none;  // in its bucket, or among the free ones
   };
   static constexpr std::size_t initial_buckets = 16;
@@ -120,12 +107,6 @@ class key_sets {
     text.append(head(key).view());
     text.append(key.value);
   }
-  static std::uint64_t hash_of(std::span<const extra_key> keys) noexcept {
-    std::uint64_t hash = 0xcbf29ce484222325u;
-    each_in_order(keys,
-                  [&](const extra_key& key) { hash = bytes_hash(bytes_hash(hash, head(key).view()), key.value); });
-    return mix(hash);
-  }
   static bool equal(std::string_view text, std::span<const extra_key> keys) noexcept {
     bool same = true;
     each_in_order(keys, [&](const extra_key& key) {
@@ -156,7 +137,6 @@ class key_sets {
   std::vector<index> buckets_;
   index free_ = none;
   std::size_t used_ = 0;
-  std::uint32_t groups_;
 };
 
 }  // namespace kvcache::detail

@@ -20,6 +20,9 @@ struct block_manager_options {
   /// Tokens that a unit of content stands for. Only policies that weigh requests by their length look at it. For a
   /// caller who has one fingerprint for many tokens, and counts sizes and lengths in those.
   std::uint32_t unit_tokens = 1;
+  /// Whether `open` may take the head of a cached block that is no prefix as a whole, by copy. For groups of one block
+  /// size only.
+  bool partial_reuse = false;
   unsigned hash_bits = 64;  ///< bits of the content hash in use. Fewer force collisions: slower, never wrong
 };
 
@@ -28,6 +31,9 @@ struct open_request {
   content_view content = {};             ///< the prompt; at least one unit
   std::span<const extra_key> keys = {};  ///< a set: order and repetition do not matter
   std::uint64_t reserve = 0;             ///< tokens for which blocks shall be held in all; 0: only what is cached
+  /// Most tokens that a step will compute of it; 0: any number. Layer groups with a window then hold blocks for no more
+  /// than the window and so many tokens at once.
+  std::uint64_t chunk = 0;
 };
 
 /// A sequence that was opened.

@@ -3,7 +3,9 @@
 
 #include <kvcache/blocks/block_keeper.hpp>
 #include <kvcache/blocks/block_table.hpp>
+#include <kvcache/blocks/content_tree.hpp>
 #include <kvcache/blocks/grow.hpp>
+#include <kvcache/blocks/prefix_search.hpp>
 #include <kvcache/blocks/requests.hpp>
 #include <kvcache/error.hpp>
 #include <kvcache/types.hpp>
@@ -13,6 +15,7 @@
 #include <cstdint>
 #include <limits>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace kvcache::detail {
@@ -23,7 +26,9 @@ template <class Eviction>
 class sequence_keeper {
  public:
   explicit sequence_keeper(block_keeper<Eviction>& blocks)
-      : blocks_(blocks), states_(blocks.groups.size()), chains_(blocks.groups.size()) {}
+      : blocks_(blocks),
+        states_(blocks.groups.size(), blocks.groups.chains()),
+        found_(blocks.groups, blocks.index) {}
 
   [[nodiscard]] sequence_state* find(sequence_id id) noexcept { return states_.find(id); }
   [[nodiscard]] const sequence_state* find(sequence_id id) const noexcept { return states_.find(id); }
@@ -32,31 +37,34 @@ class sequence_keeper {
   }
 
   admission predict(const open_request& request) const noexcept {
-    const block_pool& pool = blocks_.pool;
     admission a;
-    a.available = pool.counts().available();
-    a.capacity = pool.capacity();
+    a.available = blocks_.pool.counts().available();
+    a.capacity = blocks_.pool.capacity();
     const std::uint64_t size = request.content.size();
     const std::uint64_t tokens = size > request.reserve ? size : request.reserve;
-    a.total_blocks = tokens > max_length ? (std::numeric_limits<std::uint64_t>::max)() : groups().blocks_for(tokens);
-    a.reused_tokens = size == 0 || size > max_length
-                          ? look_up(prefix_index::no_keys(), {}, 0)
-                          : look_up(index().find_keys(request.keys), request.content, request.content.size() - 1);
-    for (std::uint32_t g = 0; g < groups().size(); ++g) {
-      const std::uint64_t needed = groups().blocks_for(g, request.reserve);
-      if (needed > chains_[g].blocks) a.new_blocks += needed - chains_[g].blocks;
-      // Descendants of an evictable block are evictable, so those of a chain are its end.
-      for (block_id b = chains_[g].last; b != null_block && pool.state(b) == block_state::evictable;
-           b = index().parent(b))
-        ++a.revived_blocks;
+    if (tokens > max_length) {
+      a.total_blocks = (std::numeric_limits<std::uint64_t>::max)();
+    } else {
+      for (std::uint32_t g = 0; g < groups().size(); ++g)
+        a.total_blocks += groups().most_blocks(g, tokens, request.chunk);
     }
-    a.needs = a.new_blocks + a.revived_blocks;
+    if (size == 0 || size > max_length)
+      found_.run(no_content, {}, 0, false);
+    else
+      found_.run(tree().root(request.keys), request.content, size - 1, blocks_.partial_reuse);
+    count(request, a);
+    // A head is copied when it is written after, which takes a block more for each group; not worth being refused for.
+    if (found_.source() != no_content && (a.total_blocks + groups().size() > a.capacity || !a.fits())) {
+      found_.whole_blocks_only();
+      count(request, a);
+    }
     return a;
   }
 
   prefix_match probe(content_view content, std::span<const extra_key> keys) const noexcept {
     const std::size_t limit = content.size() < max_length ? content.size() : static_cast<std::size_t>(max_length);
-    return {look_up(index().find_keys(keys), content, limit)};
+    found_.run(tree().root(keys), content, limit, blocks_.partial_reuse);
+    return {found_.tokens()};
   }
 
   result<opened> open(const open_request& request, block_statistics& statistics) noexcept {
@@ -67,23 +75,35 @@ class sequence_keeper {
 
     const sequence_id id = states_.add();
     sequence_state& s = *states_.find(id);
-    s.keys = blocks_.index.acquire_keys(request.keys);
+    const content_id root = tree().obtain_root(request.keys);
+    for (std::uint32_t c = 0; c < groups().chains(); ++c) {
+      s.heads[c] = found_.whole() == 0 ? root : found_.head(c);
+      tree().add_user(s.heads[c]);
+    }
     // Every hit first: an allocation may evict, and must not evict what was found.
     for (std::uint32_t g = 0; g < groups().size(); ++g) {
       std::vector<block_id>& table = s.tables[g];
-      grow(table, chains_[g].blocks);
-      table.resize(chains_[g].blocks);
-      block_id b = chains_[g].last;
-      for (std::size_t i = table.size(); i-- > 0; b = index().parent(b)) table[i] = b;
-      for (const block_id hit : table) blocks_.add_holder(hit);
-      blocks_.note_request(s.keys, g, request.content, chains_[g].blocks);
-      for (const block_id hit : table) blocks_.note_reference(hit);
+      const std::uint32_t hits = found_.blocks(g);
+      s.first[g] = found_.first(g);
+      grow(table, std::size_t{hits} + 1);
+      table.assign(hits, null_block);
+      for (std::uint32_t i = s.first[g]; i < hits; ++i) table[i] = found_.block(g, i);
+      if (found_.source() != no_content) table.push_back(index().block(found_.source(), g));
+      for (std::size_t i = s.first[g]; i < table.size(); ++i) blocks_.add_holder(table[i]);
+      blocks_.note_request(root, g, request.content, hits);
+      for (std::size_t i = s.first[g]; i < table.size(); ++i) blocks_.note_reference(table[i]);
+    }
+    s.length = s.begun = s.committed = found_.tokens();
+    s.tail_start = static_cast<std::uint32_t>(found_.whole());
+    s.borrowed = found_.source() != no_content;
+    if (s.borrowed) {
+      const content_view tail = tree().content(found_.source(), s.committed - s.tail_start);
+      for (std::size_t i = 0; i < tail.size(); ++i) s.tail.push_back(tail[i]);
     }
     for (std::uint32_t g = 0; g < groups().size(); ++g) {
-      const std::uint64_t needed = groups().blocks_for(g, request.reserve);
+      const std::uint64_t needed = blocks_to_hold(request, g);
       while (s.tables[g].size() < needed) s.tables[g].push_back(blocks_.allocate());
     }
-    s.length = s.begun = s.committed = s.tail_start = a.reused_tokens;
     ++statistics.opened_sequences;
     statistics.queried_tokens += request.content.size();
     statistics.hit_tokens += a.reused_tokens;
@@ -95,6 +115,8 @@ class sequence_keeper {
     if (parent == nullptr) return stale(sequence);
     if (tokens > parent->length) return failure{errc::beyond_length, tokens, parent->length};
     if (parent->open_steps != 0) return in_open_step(*parent);
+    if (const std::uint64_t least = least_to_keep(*parent, tokens); tokens < least)
+      return failure{errc::behind_window, tokens, least};
 
     const sequence_id id = states_.add();
     const sequence_state& from = *states_.find(sequence);  // add may have moved it
@@ -103,12 +125,13 @@ class sequence_keeper {
       const auto shared = static_cast<std::ptrdiff_t>(groups().blocks_for(g, tokens));
       grow(to.tables[g], static_cast<std::size_t>(shared));
       to.tables[g].assign(from.tables[g].begin(), from.tables[g].begin() + shared);
-      for (const block_id block : to.tables[g]) blocks_.add_holder(block);
+      to.first[g] = from.first[g] < shared ? from.first[g] : static_cast<std::uint32_t>(shared);
+      for (std::size_t i = to.first[g]; i < to.tables[g].size(); ++i) blocks_.add_holder(to.tables[g][i]);
+      restore_window(from, to, g, tokens);
     }
-    carry_tail(from, to, tokens);
+    carry_content(from, to, tokens);
+    to.borrowed = from.borrowed && tokens > from.tail_start;
     to.length = to.begun = tokens;
-    to.keys = from.keys;
-    blocks_.index.add_user(to.keys);
     return id;
   }
 
@@ -117,7 +140,12 @@ class sequence_keeper {
     if (s == nullptr) return stale(sequence);
     if (tokens > s->length) return failure{errc::beyond_length, tokens, s->length};
     if (s->open_steps != 0) return in_open_step(*s);
-    if (tokens < s->committed) carry_tail(*s, *s, tokens);
+    if (const std::uint64_t least = least_to_keep(*s, tokens); tokens < least)
+      return failure{errc::behind_window, tokens, least};
+
+    s->borrowed = s->borrowed && tokens > s->tail_start;
+    for (std::uint32_t g = 0; g < groups().size(); ++g) restore_window(*s, *s, g, tokens);
+    if (tokens < s->committed) carry_content(*s, *s, tokens);
     s->length = s->begun = tokens;
     release_beyond(*s, s->last_step, [&](std::uint32_t g) { return groups().blocks_for(g, tokens); });
     return {};
@@ -127,7 +155,7 @@ class sequence_keeper {
     sequence_state* s = find(sequence);
     if (s == nullptr) return stale(sequence);
     release_beyond(*s, s->last_step, [](std::uint32_t) { return std::uint64_t{0}; });
-    blocks_.index.drop_user(s->keys);
+    for (const content_id head : s->heads) tree().drop_user(head);
     states_.remove(sequence.index);
     return {};
   }
@@ -137,10 +165,6 @@ class sequence_keeper {
     if (s == nullptr) return stale(sequence);
     if (tokens.size() > s->length - s->committed)
       return failure{errc::beyond_length, std::uint64_t{s->committed} + tokens.size(), s->length};
-    if (s->unkeyed) {
-      s->committed += static_cast<std::uint32_t>(tokens.size());
-      return {};
-    }
     const std::uint32_t start = s->committed;
     // Blocks that began before need what is known of them and what comes now in one piece.
     const std::size_t most = groups().largest() - 1;
@@ -148,21 +172,25 @@ class sequence_keeper {
     for (std::size_t i = 0; i < joined; ++i) s->tail.push_back(tokens[i]);
     blocks_.new_batch();
     for (std::size_t done = 0; done < tokens.size();) {
-      // As far as the next block's end in any group.
+      // As far as the next block's end in any chain.
       std::size_t count = tokens.size() - done;
-      for (std::uint32_t g = 0; g < groups().size(); ++g) {
-        const std::size_t missing = groups().block_size(g) - s->committed % groups().block_size(g);
+      for (std::uint32_t c = 0; c < groups().chains(); ++c) {
+        const std::size_t missing = groups().chain_block_size(c) - s->committed % groups().chain_block_size(c);
         if (missing < count) count = missing;
       }
       s->committed += static_cast<std::uint32_t>(count);
       done += count;
-      for (std::uint32_t g = 0; g < groups().size(); ++g) {
-        const std::uint32_t size = groups().block_size(g);
+      for (std::uint32_t c = 0; c < groups().chains(); ++c) {
+        const std::uint32_t size = groups().chain_block_size(c);
         if (s->committed % size != 0) continue;
         const std::uint32_t first = s->committed - size;
-        commit_block(*s, g,
-                     first >= start ? tokens.sub(first - start, size)
-                                    : content_view(s->tail.data() + (first - s->tail_start), size));
+        const content_id content =
+            tree().obtain(s->heads[c], c,
+                          first >= start ? tokens.sub(first - start, size)
+                                         : content_view(s->tail.data() + (first - s->tail_start), size));
+        for (std::uint32_t g = 0; g < groups().size(); ++g)
+          if (groups().chain(g) == c) commit_block(*s, g, content);
+        tree().drop_user(std::exchange(s->heads[c], content));
       }
     }
     blocks_.flush();
@@ -174,7 +202,28 @@ class sequence_keeper {
       s->tail.erase(s->tail.begin(), s->tail.begin() + (rest - s->tail_start));
     }
     s->tail_start = rest;
+    release_behind(*s, 0);
     return {};
+  }
+
+  /// Gives back what has left the windows of a sequence and can be found by its content, and, committed or not, what had
+  /// left them when it had `surely` tokens.
+  void release_behind(sequence_state& s, std::uint32_t surely) noexcept {
+    bool begun = false;
+    for (std::uint32_t g = 0; g < groups().size(); ++g) {
+      if (!groups().windowed(g)) continue;
+      const std::uint64_t committed = s.committed / groups().block_size(g);
+      const std::uint64_t behind = groups().first_needed(g, s.length);
+      const std::uint64_t long_behind = groups().first_needed(g, surely);
+      std::uint64_t until = committed < behind ? committed : behind;
+      if (until < long_behind) until = long_behind;
+      if (until <= s.first[g]) continue;
+      if (!std::exchange(begun, true)) blocks_.new_batch();
+      for (std::uint64_t i = until; i-- > s.first[g];)
+        blocks_.let_go(std::exchange(s.tables[g][i], null_block), s.last_step);
+      s.first[g] = static_cast<std::uint32_t>(until);
+    }
+    if (begun) blocks_.flush();
   }
 
   /// Gives back the blocks of each group beyond the first keep(group), the last tokens' first.
@@ -195,7 +244,10 @@ class sequence_keeper {
       if (group == groups().size()) break;
       const block_id block = s.tables[group].back();
       s.tables[group].pop_back();
-      blocks_.let_go(block, step_number);
+      if (block != null_block)
+        blocks_.let_go(block, step_number);
+      else if (s.first[group] > s.tables[group].size())
+        s.first[group] = static_cast<std::uint32_t>(s.tables[group].size());
     }
     blocks_.flush();
   }
@@ -203,57 +255,67 @@ class sequence_keeper {
  private:
   [[nodiscard]] const layer_groups& groups() const noexcept { return blocks_.groups; }
   [[nodiscard]] const prefix_index& index() const noexcept { return blocks_.index; }
+  [[nodiscard]] content_tree& tree() noexcept { return blocks_.index.tree(); }
+  [[nodiscard]] const content_tree& tree() const noexcept { return blocks_.index.tree(); }
 
   [[nodiscard]] failure in_open_step(const sequence_state& s) const noexcept {
     return {errc::step_order, blocks_.steps.newest() + 1, s.last_step};
   }
 
-  /// Leaves in chains_ what every group has of the first `limit` tokens, cut to the length that all have.
-  std::uint32_t look_up(prefix_index::key_set keys, content_view content, std::size_t limit) const noexcept {
-    std::uint64_t length = keys == prefix_index::no_keys() ? 0 : limit - limit % groups().stride();
-    for (std::uint32_t g = 0; g < groups().size(); ++g) {
-      const std::uint32_t size = groups().block_size(g);
-      chains_[g] = length == 0 ? prefix_index::chain{} : index().longest(keys, g, size, content, length / size);
-      length = std::uint64_t{chains_[g].blocks} * size;
-      length -= length % groups().stride();
-    }
-    for (std::uint32_t g = 0; g < groups().size(); ++g)
-      for (; chains_[g].blocks > length / groups().block_size(g); --chains_[g].blocks)
-        chains_[g].last = index().parent(chains_[g].last);
-    return static_cast<std::uint32_t>(length);
+  /// Entries that a group's table shall have when a request is opened, after a search for its content.
+  [[nodiscard]] std::uint64_t blocks_to_hold(const open_request& request, std::uint32_t group) const noexcept {
+    std::uint64_t tokens = request.reserve;
+    const std::uint64_t first_step = std::uint64_t{found_.tokens()} + request.chunk;
+    if (groups().windowed(group) && request.chunk != 0 && first_step < tokens) tokens = first_step;
+    // One more for the copy of a tail that is another's.
+    const bool spare = found_.source() != no_content && tokens > found_.tokens();
+    return groups().blocks_for(group, tokens) + spare;
   }
 
-  /// First token of `tokens` that is not in a full block of every group.
+  /// What opening a request takes, after a search for its content.
+  void count(const open_request& request, admission& a) const noexcept {
+    const block_pool& pool = blocks_.pool;
+    a.reused_tokens = found_.tokens();
+    a.new_blocks = a.revived_blocks = 0;
+    for (std::uint32_t g = 0; g < groups().size(); ++g) {
+      const std::uint32_t hits = found_.blocks(g);
+      const bool head = found_.source() != no_content;
+      const std::uint64_t needed = blocks_to_hold(request, g);
+      if (needed > std::uint64_t{hits} + head) a.new_blocks += needed - hits - head;
+      if (head && pool.state(index().block(found_.source(), g)) == block_state::evictable) ++a.revived_blocks;
+      for (std::uint32_t i = hits; i-- > found_.first(g);) {
+        if (pool.state(found_.block(g, i)) == block_state::evictable)
+          ++a.revived_blocks;
+        else if (!groups().windowed(g))
+          break;  // what is before a block that is in use is in use
+      }
+    }
+    a.needs = a.new_blocks + a.revived_blocks;
+  }
+
+  /// First token of `tokens` that is not in a full block of every chain.
   [[nodiscard]] std::uint32_t tail_start(std::uint32_t tokens) const noexcept {
     std::uint32_t start = tokens;
-    for (std::uint32_t g = 0; g < groups().size(); ++g) {
-      const std::uint32_t first = tokens - tokens % groups().block_size(g);
+    for (std::uint32_t c = 0; c < groups().chains(); ++c) {
+      const std::uint32_t first = tokens - tokens % groups().chain_block_size(c);
       if (first < start) start = first;
     }
     return start;
   }
 
-  /// Gives `to` (which may be `from`) what commit has to know of the first `tokens` tokens of `from`. The content of a
-  /// block that was committed whole is in the index.
-  void carry_tail(const sequence_state& from, sequence_state& to, std::uint32_t tokens) noexcept {
+  /// The content of a sequence's committed block i in a chain. O(blocks after it).
+  [[nodiscard]] content_id content_at(const sequence_state& s, std::uint32_t chain, std::uint64_t i) const noexcept {
+    content_id at = s.heads[chain];
+    for (std::uint64_t j = s.committed / groups().chain_block_size(chain); j > i + 1; --j) at = tree().parent(at);
+    return at;
+  }
+
+  /// Gives `to` (which may be `from`) what commit has to know of the first `tokens` tokens of `from`.
+  void carry_content(const sequence_state& from, sequence_state& to, std::uint32_t tokens) noexcept {
     const std::uint32_t committed = tokens < from.committed ? tokens : from.committed;
     const std::uint32_t start = tail_start(committed);
     const std::uint32_t size = committed - start;
-    std::uint32_t group = 0;
-    while (committed - committed % groups().block_size(group) != start) ++group;
-    const std::uint32_t block_size = groups().block_size(group);
-
-    to.unkeyed = from.unkeyed;
-    if (size == 0 || to.unkeyed) {
-      to.tail.clear();
-    } else if (from.committed - start >= block_size) {
-      const block_id cut = from.tables[group][start / block_size];
-      to.unkeyed = !index().contains(cut);
-      const content_view content = to.unkeyed ? content_view{} : index().content(cut, size);
-      grow(to.tail, content.size());
-      to.tail.resize(content.size());
-      for (std::size_t i = 0; i < content.size(); ++i) to.tail[i] = content[i];
-    } else {
+    if (from.tail_start <= start) {
       const std::uint32_t skip = start - from.tail_start;
       if (&from != &to) {
         grow(to.tail, size);
@@ -261,42 +323,94 @@ class sequence_keeper {
       }
       for (std::uint32_t i = 0; i < size; ++i) to.tail[i] = from.tail[skip + i];
       to.tail.resize(size);
+    } else {
+      // The cut is in a block that was committed whole, in the chain whose newest block begins first.
+      std::uint32_t chain = 0;
+      while (committed - committed % groups().chain_block_size(chain) != start) ++chain;
+      grow(to.tail, size);
+      to.tail.resize(size);
+      if (size != 0) {
+        const content_view content =
+            tree().content(content_at(from, chain, start / groups().chain_block_size(chain)), size);
+        for (std::uint32_t i = 0; i < size; ++i) to.tail[i] = content[i];
+      }
+    }
+    for (std::uint32_t c = 0; c < groups().chains(); ++c) {
+      content_id head = from.heads[c];
+      const std::uint32_t block_size = groups().chain_block_size(c);
+      for (std::uint32_t j = from.committed / block_size; j > committed / block_size; --j) head = tree().parent(head);
+      tree().add_user(head);
+      if (&from == &to) tree().drop_user(to.heads[c]);
+      to.heads[c] = head;
     }
     to.tail_start = start;
     to.committed = committed;
   }
 
+  /// `tokens` where a sequence can be cut to so many: its windows still have, or the index does, what the next query
+  /// sees. Otherwise the fewest tokens that need nothing but what it holds.
+  [[nodiscard]] std::uint64_t least_to_keep(const sequence_state& s, std::uint32_t tokens) const noexcept {
+    std::uint64_t least = tokens;
+    for (std::uint32_t g = 0; g < groups().size(); ++g) {
+      if (!groups().windowed(g) || window_can_be_restored(s, g, tokens)) continue;
+      const std::uint64_t held = groups().least_tokens(g, s.first[g]);
+      if (held > least) least = held;
+    }
+    return least;
+  }
+  [[nodiscard]] bool window_can_be_restored(const sequence_state& s, std::uint32_t group,
+                                            std::uint32_t tokens) const noexcept {
+    const std::uint64_t first = groups().first_needed(group, tokens);
+    std::uint64_t end = groups().blocks_for(group, tokens);
+    if (end > s.first[group]) end = s.first[group];
+    if (first >= end) return true;
+    if (end > s.committed / groups().block_size(group)) return false;
+    content_id at = content_at(s, groups().chain(group), end - 1);
+    for (std::uint64_t i = end; i-- > first; at = tree().parent(at))
+      if (index().block(at, group) == null_block) return false;
+    return true;
+  }
+  /// Takes back for `to`, a copy of `from` or itself, the blocks that the query after `tokens` tokens sees and that were
+  /// given back as behind the window. Precondition: window_can_be_restored.
+  void restore_window(const sequence_state& from, sequence_state& to, std::uint32_t group,
+                      std::uint32_t tokens) noexcept {
+    const std::uint64_t first = groups().first_needed(group, tokens);
+    std::uint64_t end = groups().blocks_for(group, tokens);
+    if (end > from.first[group]) end = from.first[group];
+    if (first >= end) return;
+    content_id at = content_at(from, groups().chain(group), end - 1);
+    for (std::uint64_t i = end; i-- > first; at = tree().parent(at)) {
+      to.tables[group][i] = index().block(at, group);
+      blocks_.add_holder(to.tables[group][i]);
+    }
+    to.first[group] = static_cast<std::uint32_t>(first);
+  }
+
   /// Keys the block that ends where the sequence is committed to.
-  void commit_block(sequence_state& s, std::uint32_t group, content_view content) noexcept {
-    std::vector<block_id>& table = s.tables[group];
-    const std::size_t i = s.committed / groups().block_size(group) - 1;
-    const block_id own = table[i];
-    const block_id parent = i == 0 ? null_block : table[i - 1];
-    // Only after a broken precondition: the chain ends where a parent was committed with other content.
-    if (i != 0 && !index().contains(parent)) return;
-    const prefix_index::identity before = i == 0 ? index().root(s.keys, group) : index().as_parent(parent);
-    const prefix_index::identity id = prefix_index::identify(before, content);
-    const block_id cached = index().find(id, content);
-    if (cached == own) return;
+  void commit_block(sequence_state& s, std::uint32_t group, content_id content) noexcept {
+    block_id& entry = s.tables[group][s.committed / groups().block_size(group) - 1];
+    const block_id own = entry;
+    const block_id cached = index().block(content, group);
+    if (own == null_block || cached == own) return;
     if (cached != null_block) {
       blocks_.add_holder(cached);
       blocks_.note_reference(cached);
-      table[i] = cached;
+      entry = cached;
       blocks_.let_go(own, s.last_step);
       return;
     }
+    // Only after a broken precondition: the chain ends where a block was committed with other content.
     KVCACHE_ASSERT(!index().contains(own), "a shared block was committed before with other content");
     if (index().contains(own)) return;
-    if (i == 0)
-      blocks_.index.insert_first(own, s.keys, id, content);
-    else
-      blocks_.index.insert_after(own, parent, id, content);
+    const content_id before = tree().parent(content);
+    if (!groups().windowed(group) && !tree().is_root(before) && index().block(before, group) == null_block) return;
+    blocks_.index.insert(own, group, content);
     blocks_.note_reference(own);
   }
 
   block_keeper<Eviction>& blocks_;
   sequence_table states_;
-  mutable std::vector<prefix_index::chain> chains_;  // per group, what look_up found
+  mutable prefix_search found_;
 };
 
 }  // namespace kvcache::detail

@@ -31,6 +31,8 @@ struct step_record {
     std::uint32_t group = 0;
     block_id source = null_block;
     std::uint64_t copied_before = 0;
+    bool borrowed = false;  // the sequence's tail was another's
+    bool spare = false;     // the copy lies in a block that the sequence held for it
   };
   struct group_arrays {
     std::vector<block_id> blocks;

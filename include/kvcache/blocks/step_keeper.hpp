@@ -26,7 +26,8 @@ class step_keeper final : public step_owner {
 
   result<std::uint64_t> blocks_needed(std::span<const want> wants) const noexcept {
     std::uint64_t needed = 0;
-    const result<void> counted = count_wants(wants, needed);
+    std::uint64_t optional = 0;
+    const result<void> counted = count_wants(wants, needed, optional);
     for (const want& w : wants) {
       const sequence_state* s = sequences_.find(w.sequence);
       if (s == nullptr || !s->named) continue;
@@ -37,6 +38,9 @@ class step_keeper final : public step_owner {
       }
     }
     if (!counted) return counted.error();
+    if (needed + optional <= blocks_.pool.counts().available()) return needed + optional;
+    for (tail_action& t : tails_)
+      if (t == tail_action::copy_if_room) t = tail_action::write_in_place;
     return needed;
   }
 
@@ -80,14 +84,16 @@ class step_keeper final : public step_owner {
       const std::uint32_t count = counts != nullptr ? counts[i] : tokens;
       s->length = r.rows[i].start + count;
       --s->open_steps;
-      if (count == tokens) continue;
-      s->begun = s->length;
-      // What the sequence held before the step was reserved for it and stays so.
-      sequences_.release_beyond(*s, r.number, [&](std::uint32_t g) {
-        const std::uint64_t before = r.groups[g].blocks_before[i];
-        const std::uint64_t filled = groups().blocks_for(g, s->length);
-        return before > filled ? before : filled;
-      });
+      if (count != tokens) {
+        s->begun = s->length;
+        // What the sequence held before the step was reserved for it and stays so.
+        sequences_.release_beyond(*s, r.number, [&](std::uint32_t g) {
+          const std::uint64_t before = r.groups[g].blocks_before[i];
+          const std::uint64_t filled = groups().blocks_for(g, s->length);
+          return before > filled ? before : filled;
+        });
+      }
+      sequences_.release_behind(*s, r.rows[i].start);
     }
     r.accepted = true;
     return {};
@@ -117,6 +123,13 @@ class step_keeper final : public step_owner {
   }
 
  private:
+  /// What happens to the tail block of a row that it will write into, in one layer group.
+  enum class tail_action : std::uint8_t {
+    write_in_place,  // or there is nothing to write
+    copy,
+    copy_to_spare,  // the sequence holds a block for it
+    copy_if_room,   // could be written in place, but others may want what is cached in it
+  };
   // While room for a step is counted: wants that will copy from a block, and whether one of them is in flight.
   struct tail_mark {
     std::uint32_t copies = 0;
@@ -141,12 +154,12 @@ class step_keeper final : public step_owner {
            (parent == null_block || blocks_.pool.ref_count(parent) != marks_[parent].copies);
   }
 
-  /// Adds to `needed` the blocks that the wants take, and leaves in copies_ which tails have to be copied; marks
-  /// sequences as named and tail blocks as copied on the way.
-  result<void> count_wants(std::span<const want> wants, std::uint64_t& needed) const noexcept {
+  /// Counts the blocks that the wants take, and those that they take if these are there. Leaves in tails_ what is to be
+  /// done with tails; marks sequences as named and tail blocks as copied on the way.
+  result<void> count_wants(std::span<const want> wants, std::uint64_t& needed, std::uint64_t& optional) const noexcept {
     const step_queue& steps = blocks_.steps;
     std::uint64_t tokens = 0;
-    copies_.clear();
+    tails_.clear();
     for (const want& w : wants) {
       const sequence_state* s = sequences_.find(w.sequence);
       if (s == nullptr) return sequences_.stale(w.sequence);
@@ -156,19 +169,26 @@ class step_keeper final : public step_owner {
       tokens += w.tokens;
       const std::uint64_t longest = end > tokens ? end : tokens;
       if (longest > max_length) return failure{errc::beyond_length, longest, max_length};
-      const std::uint64_t total = groups().blocks_for(end);
+      std::uint64_t total = 0;
+      for (std::uint32_t g = 0; g < groups().size(); ++g)
+        total += groups().blocks_for(g, end) - groups().first_needed(g, s->begun);
       if (total > blocks_.pool.capacity()) return failure{errc::exceeds_pool, total, blocks_.pool.capacity()};
       for (std::uint32_t g = 0; g < groups().size(); ++g) {
         const std::uint64_t blocks = groups().blocks_for(g, end);
-        if (blocks > s->tables[g].size()) needed += blocks - s->tables[g].size();
-        copies_.push_back(false);
+        const std::uint64_t held = s->tables[g].size();
+        if (blocks > held) needed += blocks - held;
+        tails_.push_back(tail_action::write_in_place);
         if (w.tokens == 0 || s->begun % groups().block_size(g) == 0) continue;
         const block_id tail = tail_of(*s, g);
-        if (writes_in_place(tail)) continue;
-        copies_.back() = true;
-        ++needed;
-        ++marks_[tail].copies;
-        if (steps.in_flight(s->last_step)) marks_[tail].copier_in_flight = true;
+        if (!writes_in_place(tail)) {
+          tails_.back() = s->borrowed && held > blocks ? tail_action::copy_to_spare : tail_action::copy;
+          needed += tails_.back() == tail_action::copy;
+          ++marks_[tail].copies;
+          if (steps.in_flight(s->last_step)) marks_[tail].copier_in_flight = true;
+        } else if (s->borrowed) {
+          tails_.back() = held > blocks ? tail_action::copy_to_spare : tail_action::copy_if_room;
+          optional += tails_.back() == tail_action::copy_if_room;
+        }
       }
     }
     return {};
@@ -183,29 +203,37 @@ class step_keeper final : public step_owner {
       std::vector<block_id>& table = s.tables[g];
       r.groups[g].blocks_before.push_back(static_cast<std::uint32_t>(table.size()));
       if (tokens == 0) continue;
-      const std::uint32_t filled = start % groups().block_size(g);
-      if (filled != 0) {
-        block_id& entry = table[start / groups().block_size(g)];
-        if (copies_[std::size_t{row} * groups().size() + g] != 0) {
-          copy_tail(r, row, g, entry, filled);
-        } else if (blocks_.index.contains(entry)) {
-          blocks_.forget_subtree(entry);
+      if (start % groups().block_size(g) != 0) {
+        const tail_action action = tails_[std::size_t{row} * groups().size() + g];
+        const block_id tail = table[start / groups().block_size(g)];
+        if (action != tail_action::write_in_place) {
+          copy_tail(r, row, g, s, action == tail_action::copy_to_spare);
+        } else if (blocks_.index.contains(tail)) {
+          blocks_.forget_subtree(tail);
           blocks_.flush();
         }
       }
       const std::uint64_t blocks = groups().blocks_for(g, std::uint64_t{start} + tokens);
       while (table.size() < blocks) table.push_back(blocks_.allocate());
     }
+    if (tokens != 0) s.borrowed = false;
   }
 
-  /// Replaces a table's entry by a new block for a copy of its first `tokens` tokens.
-  void copy_tail(step_record& r, std::uint32_t row, std::uint32_t group, block_id& entry,
-                 std::uint32_t tokens) noexcept {
+  /// Replaces the tail block of a table by one for a copy of the tokens in it: the last of the table, or a new one.
+  void copy_tail(step_record& r, std::uint32_t row, std::uint32_t group, sequence_state& s, bool spare) noexcept {
+    const std::uint32_t block_size = groups().block_size(group);
+    std::vector<block_id>& table = s.tables[group];
+    block_id& entry = table[r.rows[row].start / block_size];
     const block_id source = entry;
-    r.replacements.push_back({row, group, source, blocks_.uses[source].copied_in});
+    r.replacements.push_back({row, group, source, blocks_.uses[source].copied_in, s.borrowed, spare});
     blocks_.uses[source].copied_in = r.number;
-    entry = blocks_.allocate();
-    r.copies.push_back({group, source, entry, tokens});
+    if (spare) {
+      entry = table.back();
+      table.pop_back();
+    } else {
+      entry = blocks_.allocate();
+    }
+    r.copies.push_back({group, source, entry, r.rows[row].start % block_size});
     blocks_.let_go(source, 0);  // copied_in names this step, which ends after all earlier ones of the sequence
   }
 
@@ -263,9 +291,14 @@ class step_keeper final : public step_owner {
         continue;
       }
       block_id& entry = s->tables[g][row.start / groups().block_size(g)];
-      blocks_.free_unused(entry);
+      const block_id copy = entry;
       entry = was.source;
       blocks_.add_holder(was.source);
+      s->borrowed = was.borrowed;
+      if (was.spare)
+        s->tables[g].push_back(copy);
+      else
+        blocks_.free_unused(copy);
     }
     if (s == nullptr) return;
     s->begun = row.start;
@@ -280,7 +313,7 @@ class step_keeper final : public step_owner {
   block_keeper<Eviction>& blocks_;
   sequence_keeper<Eviction>& sequences_;
   mutable std::vector<tail_mark> marks_;      // by block, cleared after each count
-  mutable std::vector<std::uint8_t> copies_;  // per want and group: count_wants found that the tail has to be copied
+  mutable std::vector<tail_action> tails_;  // per want and group, as count_wants found
 };
 
 }  // namespace kvcache::detail
