@@ -20,12 +20,16 @@ void drive(const random_load& load, std::size_t calls) {
   random_driver<Manager> driver(load);
   driver.run(calls);
   driver.finish();
+  bool windows_alone = true;
+  for (const layer_group& g : load.groups) windows_alone = windows_alone && g.window != layer_group::full;
   // A driver that never gets anywhere proves nothing.
   CHECK(driver.opened > calls / 100);
   CHECK(driver.refused > 0);
   CHECK(driver.hits > 0);
   CHECK((driver.copies > 0 || load.groups[0].block_size == 1));
   CHECK(driver.duplicates > 0);
+  if (load.partial_reuse) CHECK(driver.heads > calls / 100);
+  if (windows_alone) CHECK(driver.behind > 0);
   CHECK(driver.shortened > 0);
   CHECK(driver.dropped > 0);
   CHECK(driver.revived > 0);
@@ -51,6 +55,20 @@ TEST_CASE("R9 random calls with three layer groups in one pool") {
   const std::uint64_t seed = GENERATE(1u, 2u, 3u, 4u);
   drive<manager>({.seed = seed, .blocks = 60, .groups = {{4}, {2}, {4}}}, 6'000);
   drive<manager>({.seed = seed, .blocks = 40, .groups = {{3}, {2}}}, 6'000);
+}
+
+TEST_CASE("R9 random calls with windows beside a group that sees all, and with windows alone") {
+  const std::uint64_t seed = GENERATE(1u, 2u, 3u, 4u);
+  drive<manager>({.seed = seed, .blocks = 60, .groups = {{4}, {4, 9}}}, 6'000);
+  drive<manager>({.seed = seed, .blocks = 60, .groups = {{4}, {2, 3}, {4, 8}}}, 6'000);
+  drive<manager>({.seed = seed, .blocks = 24, .groups = {{2, 4}}}, 6'000);
+  drive<manager>({.seed = seed, .blocks = 40, .groups = {{1, 1}, {3, 7}}}, 6'000);
+}
+
+TEST_CASE("R6 R9 random calls with reuse of heads of blocks") {
+  const std::uint64_t seed = GENERATE(1u, 2u, 3u, 4u);
+  drive<manager>({.seed = seed, .groups = {{4}}, .partial_reuse = true}, 6'000);
+  drive<manager>({.seed = seed, .blocks = 60, .groups = {{8}, {8, 11}}, .partial_reuse = true}, 6'000);
 }
 
 TEST_CASE("R7 R9 random calls while all hashes collide") {

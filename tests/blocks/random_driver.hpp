@@ -28,6 +28,7 @@ struct random_load {
   unsigned hash_bits = 64;
   std::int32_t alphabet = 2;  ///< few tokens, so that contents meet again
   std::size_t most_sequences = 6;
+  bool partial_reuse = false;
   bool check = true;  ///< hold every call against the model; the calls are the same without
 };
 
@@ -36,7 +37,10 @@ class random_driver {
  public:
   explicit random_driver(const random_load& load)
       : load_(load),
-        m_({.blocks = load.blocks, .layer_groups = load_.groups, .hash_bits = load.hash_bits}),
+        m_({.blocks = load.blocks,
+            .layer_groups = load_.groups,
+            .partial_reuse = load.partial_reuse,
+            .hash_bits = load.hash_bits}),
         random_(load.seed * 0x9e3779b97f4a7c15u + 1),
         cells_(load.blocks + 1),
         keys_(load.blocks + 1) {
@@ -93,7 +97,7 @@ class random_driver {
   [[nodiscard]] const std::vector<std::uint64_t>& log() const { return log_; }
   /// How often each kind of event came up, so that a test can tell that it saw them.
   std::uint64_t refused = 0, opened = 0, hits = 0, copies = 0, duplicates = 0, shortened = 0, dropped = 0, revived = 0,
-                overlapped = 0;
+                overlapped = 0, heads = 0, behind = 0;
   [[nodiscard]] const Manager& manager() const { return m_; }
 
  private:
@@ -106,6 +110,7 @@ class random_driver {
     std::uint32_t committed = 0;
     std::size_t keys = 0;
     int open_steps = 0;
+    bool settled = false;  // accepted or committed since it was opened or cut: its windows have let go
   };
   struct flight_row {
     kvcache::sequence_id id;
@@ -123,7 +128,9 @@ class random_driver {
     std::uint32_t group = 0;
     std::size_t end = 0;
     std::uint64_t value = 0;
-    std::uint64_t parent = 0;
+    std::uint64_t parent = 0;  // value of the token before the block, or 0
+    std::uint64_t before = 0;  // the same, or what the keys begin with
+    std::vector<std::int32_t> content{};
   };
 
   std::uint32_t pick(std::uint32_t below) {
@@ -136,6 +143,13 @@ class random_driver {
   std::int32_t token() { return static_cast<std::int32_t>(pick(static_cast<std::uint32_t>(load_.alphabet))); }
   [[nodiscard]] std::uint32_t group_count() const { return static_cast<std::uint32_t>(load_.groups.size()); }
   [[nodiscard]] std::uint32_t size_of(std::uint32_t group) const { return load_.groups[group].block_size; }
+  [[nodiscard]] bool windowed(std::uint32_t group) const {
+    return load_.groups[group].window != kvcache::layer_group::full;
+  }
+  /// The first token that the query at `position` sees in a group.
+  [[nodiscard]] std::size_t first_seen(std::uint32_t group, std::size_t position) const {
+    return windowed(group) && position + 1 > load_.groups[group].window ? position + 1 - load_.groups[group].window : 0;
+  }
   [[nodiscard]] std::uint32_t largest() const {
     std::uint32_t most = 0;
     for (const auto& g : load_.groups) most = std::max(most, g.block_size);
@@ -175,28 +189,51 @@ class random_driver {
     }
   }
 
-  // The longest prefix of `limit` tokens that is cached in all groups, found by looking at every block.
-  [[nodiscard]] std::uint32_t longest(const std::vector<std::int32_t>& content, std::size_t keys,
-                                      std::size_t limit) const {
-    std::set<std::tuple<std::uint32_t, std::size_t, std::uint64_t>> cached;
+  using cached_set = std::set<std::tuple<std::uint32_t, std::size_t, std::uint64_t>>;
+  [[nodiscard]] cached_set cached_now() const {
+    cached_set cached;
     for (kvcache::block_id b = 1; b <= m_.capacity(); ++b)
       if (m_.cached(b)) cached.insert({keys_[b].group, keys_[b].end, keys_[b].value});
-    std::vector<bool> missing(group_count());
-    std::uint64_t value = root(keys);
-    std::uint32_t found = 0;
-    for (std::size_t n = 1; n <= limit; ++n) {
-      value = value_after(value, content[n - 1]);
-      bool whole = true;
-      for (std::uint32_t g = 0; g < group_count(); ++g) {
-        if (n % size_of(g) != 0)
-          whole = false;
-        else if (!cached.contains({g, n, value}))
-          missing[g] = true;
+    return cached;
+  }
+  [[nodiscard]] std::vector<std::uint64_t> values_of(const std::vector<std::int32_t>& content, std::size_t keys) const {
+    std::vector<std::uint64_t> values{root(keys)};  // one more than there are tokens
+    for (const std::int32_t t : content) values.push_back(value_after(values.back(), t));
+    return values;
+  }
+  // The longest prefix of `limit` tokens of which every group has what the next query sees, found by trying all.
+  [[nodiscard]] std::uint32_t longest(const std::vector<std::int32_t>& content, std::size_t keys,
+                                      std::size_t limit) const {
+    const cached_set cached = cached_now();
+    const auto values = values_of(content, keys);
+    for (std::size_t n = limit; n > 0; --n) {
+      bool warm = true;
+      for (std::uint32_t g = 0; g < group_count() && warm; ++g) {
+        warm = n % size_of(g) == 0;
+        for (std::size_t i = first_seen(g, n) / size_of(g); warm && i < n / size_of(g); ++i)
+          warm = cached.contains({g, (i + 1) * size_of(g), values[(i + 1) * size_of(g)]});
       }
-      if (std::find(missing.begin(), missing.end(), true) != missing.end()) break;
-      if (whole) found = static_cast<std::uint32_t>(n);
+      if (warm) return static_cast<std::uint32_t>(n);
     }
-    return found;
+    return 0;
+  }
+  // How many tokens after the first `n` some cached block begins with, up to `limit` in all.
+  [[nodiscard]] std::uint32_t longest_head(const std::vector<std::int32_t>& content, std::size_t keys, std::size_t n,
+                                           std::size_t limit) const {
+    if (!load_.partial_reuse) return 0;
+    const cached_set cached = cached_now();
+    const auto values = values_of(content, keys);
+    std::size_t most = 0;
+    for (kvcache::block_id b = 1; b <= m_.capacity(); ++b) {
+      const key& k = keys_[b];
+      if (!m_.cached(b) || k.before != values[n] || k.end != n + size_of(0)) continue;
+      bool everywhere = true;
+      for (std::uint32_t g = 0; g < group_count(); ++g) everywhere = everywhere && cached.contains({g, k.end, k.value});
+      std::size_t equal = 0;
+      while (n + equal < limit && equal < k.content.size() && content[n + equal] == k.content[equal]) ++equal;
+      if (everywhere) most = std::max(most, equal);
+    }
+    return static_cast<std::uint32_t>(most);
   }
 
   std::vector<std::int32_t> some_prompt() {
@@ -213,10 +250,15 @@ class random_driver {
     s.keys = pick(6) == 0 ? pick(static_cast<std::uint32_t>(key_sets_.size())) : 0;
     const std::size_t n = s.prompt.size();
     const std::uint64_t reserve = pick(3) == 0 ? 0 : pick(4) == 0 ? pick(2 * static_cast<std::uint32_t>(n) + 1) : n;
-    const kvcache::open_request request{.content = s.prompt, .keys = key_sets_[s.keys], .reserve = reserve};
+    const kvcache::open_request request{.content = s.prompt,
+                                        .keys = key_sets_[s.keys],
+                                        .reserve = reserve,
+                                        .chunk = pick(3) == 0 ? 1 + pick(2 * largest()) : 0};
     const kvcache::block_counts before = m_.counts();
     const auto statistics = m_.statistics();
     const kvcache::admission a = m_.predict(request);
+    const std::uint32_t whole = load_.check && n != 0 ? longest(s.prompt, s.keys, n - 1) : 0;
+    const std::uint32_t head = load_.check && n != 0 ? longest_head(s.prompt, s.keys, whole, n - 1) : 0;
     const auto result = m_.open(request);
     note(result.has_value());
     if (!result) {
@@ -235,8 +277,12 @@ class random_driver {
     REQUIRE(a.fits());
     REQUIRE(m_.counts().available() == before.available() - a.needs);
     REQUIRE(result->reused_tokens == a.reused_tokens);
-    // What was cached before the call: its own eviction may have taken other prefixes since, but none of its hits.
-    if (load_.check) REQUIRE(longest(s.prompt, s.keys, n - 1) == result->reused_tokens);
+    if (load_.check && result->reused_tokens != whole + head) {
+      // The head of a block is left alone where its copy, or the longer first chunk in a window, would not fit.
+      REQUIRE(result->reused_tokens == whole);
+      REQUIRE((a.needs + 2 * group_count() > a.available || a.total_blocks + group_count() > a.capacity));
+    }
+    heads += result->reused_tokens % size_of(0) != 0;
     hits += result->reused_tokens != 0;
     revived += a.revived_blocks;
     s.id = result->sequence;
@@ -333,7 +379,7 @@ class random_driver {
           }
         for (std::uint32_t r = 0; r < f.rows.size(); ++r) {
           const auto row = batch.tables.row(r);
-          for (std::size_t p = 0; p < f.rows[r].values.size(); ++p)
+          for (std::size_t p = first_seen(g, f.rows[r].start); p < f.rows[r].values.size(); ++p)
             if (cells_[row[p / size_of(g)]][p % size_of(g)] != f.rows[r].values[p]) {
               CAPTURE(g, r, p, row[p / size_of(g)]);
               FAIL("a step reads bytes that are not its sequence's");
@@ -348,6 +394,7 @@ class random_driver {
       sequence* s = find(f.rows[r].id);
       if (s == nullptr) continue;
       const std::uint32_t count = counts.empty() ? f.rows[r].tokens : counts[r];
+      s->settled = true;
       s->accepted = f.rows[r].start + count;
       --s->open_steps;
       if (count < f.rows[r].tokens) cut(*s, s->accepted);
@@ -435,14 +482,28 @@ class random_driver {
     }
     REQUIRE(m_.commit(s.id, content).has_value());
     s.committed += n;
+    s.settled = true;
     note_table(s.id);
     for (std::uint32_t g = 0; g < group_count(); ++g) {
       const auto table = *m_.table(s.id, g);
       for (std::size_t i = 0; i < s.committed / size_of(g); ++i) {
-        duplicates += table[i] != before[g][i];
-        REQUIRE(m_.cached(table[i]));
-        const std::size_t end = (i + 1) * size_of(g);
-        keys_[table[i]] = {g, end, s.values[end - 1], i == 0 ? 0 : s.values[i * size_of(g) - 1]};
+        kvcache::block_id b = table[i];
+        if (b == kvcache::null_block) {  // given back, maybe by this call
+          b = before[g][i];
+          if (b == kvcache::null_block || !m_.cached(b)) continue;
+        } else {
+          duplicates += b != before[g][i];
+          REQUIRE(m_.cached(b));
+        }
+        const std::size_t begin = i * size_of(g);
+        const std::size_t end = begin + size_of(g);
+        keys_[b] = {g,
+                    end,
+                    s.values[end - 1],
+                    i == 0 ? 0 : s.values[begin - 1],
+                    i == 0 ? root(s.keys) : s.values[begin - 1],
+                    {s.content.begin() + static_cast<std::ptrdiff_t>(begin),
+                     s.content.begin() + static_cast<std::ptrdiff_t>(end)}};
       }
     }
   }
@@ -453,6 +514,7 @@ class random_driver {
     const sequence& from = live_[pick_sequence()];
     const std::uint32_t tokens = pick(2) == 0 ? from.accepted : pick(from.accepted + 1);
     const auto id = m_.fork(from.id, tokens);
+    if (!id && id.error().code == kvcache::errc::behind_window) return check_behind(from, tokens, id.error());
     REQUIRE(id.has_value() == (from.open_steps == 0));
     if (!id) return;
     note(id->index);
@@ -469,11 +531,32 @@ class random_driver {
     sequence& s = live_[pick_sequence()];
     const std::uint32_t tokens = pick(2) == 0 ? s.accepted - std::min(s.accepted, pick(4)) : pick(s.accepted + 1);
     const auto result = m_.truncate(s.id, tokens);
+    if (!result && result.error().code == kvcache::errc::behind_window) return check_behind(s, tokens, result.error());
     REQUIRE(result.has_value() == (s.open_steps == 0));
     if (!result) return;
     cut(s, tokens);
     s.accepted = tokens;
     s.committed = std::min(s.committed, tokens);
+  }
+
+  // A cut that a window does not allow: there is a reason, and the least cut that is named is possible.
+  void check_behind(const sequence& s, std::uint32_t tokens, const kvcache::failure& f) {
+    ++behind;
+    note(f);
+    REQUIRE(s.open_steps == 0);
+    REQUIRE(f.value == tokens);
+    REQUIRE(f.limit > tokens);
+    REQUIRE(f.limit <= s.accepted);
+    bool missing = false;
+    for (std::uint32_t g = 0; g < group_count(); ++g) {
+      const auto table = *m_.table(s.id, g);
+      for (std::size_t i = first_seen(g, tokens) / size_of(g); i * size_of(g) < tokens; ++i)
+        missing = missing || table[i] == kvcache::null_block;
+    }
+    REQUIRE(missing);
+    const auto least = m_.fork(s.id, static_cast<std::uint32_t>(f.limit));
+    REQUIRE(least.has_value());
+    REQUIRE(m_.close(*least).has_value());
   }
 
   void close(std::size_t i) {
@@ -494,7 +577,9 @@ class random_driver {
     const std::size_t keys = pick(static_cast<std::uint32_t>(key_sets_.size()));
     const auto found = m_.probe(content, key_sets_[keys]);
     note(found.tokens);
-    if (load_.check) REQUIRE(found.tokens == longest(content, keys, content.size()));
+    if (!load_.check) return;
+    const std::uint32_t whole = longest(content, keys, content.size());
+    REQUIRE(found.tokens == whole + longest_head(content, keys, whole, content.size()));
   }
 
   // R9, R3 and everything else that has to hold between any two calls.
@@ -513,10 +598,17 @@ class random_driver {
         const auto table = *m_.table(s.id, g);
         REQUIRE(table.size() * size_of(g) >= s.content.size());
         for (const kvcache::block_id b : table) ++references[b];
-        for (std::size_t i = 0; i < s.committed / size_of(g); ++i) REQUIRE(m_.cached(table[i]));
+        for (std::size_t i = 0; i < s.committed / size_of(g); ++i)
+          REQUIRE((table[i] == kvcache::null_block || m_.cached(table[i])));
+        // Holes are where nobody looks, and what nobody looks at is a hole once it can be found by its content.
+        const std::size_t seen = first_seen(g, s.accepted) / size_of(g);
+        for (std::size_t i = 0; i < table.size(); ++i) {
+          if (i >= seen) REQUIRE(table[i] != kvcache::null_block);
+          if (i < seen && i < s.committed / size_of(g) && s.settled) REQUIRE(table[i] == kvcache::null_block);
+        }
       }
     }
-    REQUIRE(references[kvcache::null_block] == 0);
+    references[kvcache::null_block] = 0;
     kvcache::block_counts seen;
     std::set<std::tuple<std::uint32_t, std::size_t, std::uint64_t>> cached;
     for (kvcache::block_id b = 1; b <= m_.capacity(); ++b) {
@@ -535,7 +627,7 @@ class random_driver {
     REQUIRE(seen == counts);
     // R7: no cached block lacks the one before it.
     for (kvcache::block_id b = 1; b <= m_.capacity(); ++b)
-      if (m_.cached(b) && keys_[b].parent != 0)
+      if (m_.cached(b) && keys_[b].parent != 0 && !windowed(keys_[b].group))
         REQUIRE(cached.contains({keys_[b].group, keys_[b].end - size_of(keys_[b].group), keys_[b].parent}));
     // Nothing that a step in flight may touch is available.
     for (const flight& f : flights_)
@@ -545,7 +637,8 @@ class random_driver {
           return state == kvcache::block_state::referenced || state == kvcache::block_state::held;
         };
         for (std::uint32_t r = 0; r < f.rows.size(); ++r)
-          for (const kvcache::block_id b : f.step.batch(g).tables.row(r)) REQUIRE(busy(b));
+          for (const kvcache::block_id b : f.step.batch(g).tables.row(r))
+            REQUIRE((b == kvcache::null_block || busy(b)));
         for (const auto& c : f.step.copies()) REQUIRE(busy(c.source));
       }
   }

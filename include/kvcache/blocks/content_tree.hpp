@@ -114,11 +114,11 @@ class content_tree {
   }
 
   /// Appends to `out` the nodes after `root` that `content` begins with, at most `limit` and only as long as
-  /// `wanted(id)` says so; `hint(id)` comes some time before, for what it will read. O(content). In three passes over a
-  /// few nodes at a time, each of which asks for the memory that the next one reads.
-  template <class Wanted, class Hint>
+  /// `wanted(id)` says so. O(content). In three passes over a few nodes at a time, each of which asks for the memory
+  /// that the next one reads.
+  template <class Wanted>
   void follow(content_id root, std::uint32_t chain, content_view content, std::uint64_t limit,
-              std::vector<content_id>& out, Wanted&& wanted, Hint&& hint) const noexcept {
+              std::vector<content_id>& out, Wanted&& wanted) const noexcept {
     constexpr std::size_t most = 16;
     std::uint64_t fingerprints[most];
     content_id at = root;
@@ -137,7 +137,6 @@ class content_tree {
         if (candidate == no_content) break;
         KVCACHE_PREFETCH(&nodes_[candidate]);
         contents_.prefetch(candidate);
-        hint(candidate);
       }
       for (std::size_t i = 0; i < count; ++i) {
         at = find(at, chain, fingerprints[i], part(first + i));
@@ -161,7 +160,9 @@ class content_tree {
   // The nodes after a node form a ring, of which first_child is one.
   [[nodiscard]] content_id first_child(content_id id) const noexcept { return nodes_[id].first_child; }
   [[nodiscard]] content_id next_sibling(content_id id) const noexcept { return nodes_[id].next; }
-  [[nodiscard]] std::uint32_t chain(content_id id) const noexcept { return nodes_[id].chain; }
+  /// The block that holds the content in layer group 0; here since it is asked for when the node is.
+  [[nodiscard]] block_id& block(content_id id) noexcept { return nodes_[id].block; }
+  [[nodiscard]] block_id block(content_id id) const noexcept { return nodes_[id].block; }
   /// The node becomes the first or the last of its siblings. Precondition: no root.
   void move_first(content_id id) noexcept {
     unlink(id);
@@ -175,7 +176,7 @@ class content_tree {
   }
 
  private:
-  struct node {
+  struct alignas(64) node {
     serial own = 0;
     std::uint64_t fingerprint = 0;
     content_id parent = no_content;  // of a root: its set, and root_bit
@@ -184,6 +185,7 @@ class content_tree {
     content_id first_child = no_content;
     content_id next = no_content;
     content_id previous = no_content;
+    block_id block = null_block;
   };
   static constexpr content_id root_bit = 0x8000'0000u;
   static constexpr content_id empty_root = 1;

@@ -16,9 +16,9 @@ namespace kvcache {
 /// cached block is cached as long as it is; a group with a window may have lost it.
 ///
 /// Blocks that someone holds, or that a step may touch, are `active`; the index counts active children, so that its
-/// owner knows which unreferenced blocks can go. 12 bytes a block from the start, and as they come, for each node of the
-/// tree, what the tree takes and 4 bytes a layer group. One thread at a time; calls of const members may overlap each
-/// other.
+/// owner knows which unreferenced blocks can go. 16 bytes a block from the start, and as they come, for each node of
+/// the tree, what the tree takes and 4 bytes a layer group. One thread at a time; calls of const members may overlap
+/// each other.
 class prefix_index {
  public:
   using content_id = detail::content_id;
@@ -26,7 +26,7 @@ class prefix_index {
   /// For blocks 1 to `highest`. Raises as content_tree does. O(blocks).
   prefix_index(block_id highest, const layer_groups& groups, unsigned hash_bits)
       : groups_(&groups), tree_(groups, hash_bits, highest), entries_(std::size_t{highest} + 1) {
-    blocks_.reserve((std::size_t{highest} + 2) * groups.size());
+    blocks_.reserve((std::size_t{highest} + 2) * (groups.size() - 1));
   }
 
   /// What content there is, cached or held by sequences.
@@ -35,12 +35,9 @@ class prefix_index {
 
   /// The block that holds a content in a layer group, or the null block.
   [[nodiscard]] block_id block(content_id content, std::uint32_t group) const noexcept {
+    if (group == 0) return tree_.block(content);
     const std::size_t i = place(content, group);
     return i < blocks_.size() ? blocks_[i] : null_block;
-  }
-  void prefetch(content_id content) const noexcept {
-    const std::size_t i = place(content, 0);
-    if (i < blocks_.size()) KVCACHE_PREFETCH(&blocks_[i]);
   }
 
   [[nodiscard]] bool contains(block_id block) const noexcept { return entries_[block].content != detail::no_content; }
@@ -58,12 +55,7 @@ class prefix_index {
 
   /// The block that must stay as long as this one does: the one before it, or the null block where it is the first or
   /// its layers see a window only.
-  [[nodiscard]] block_id parent(block_id block) const noexcept {
-    const entry& e = entries_[block];
-    if (groups_->windowed(e.group)) return null_block;
-    const content_id before = tree_.parent(e.content);
-    return tree_.is_root(before) ? null_block : blocks_[place(before, e.group)];
-  }
+  [[nodiscard]] block_id parent(block_id block) const noexcept { return entries_[block].parent; }
   /// One of the blocks whose parent this one is, or the null block. Children whose block is gone stand behind those
   /// that have one, but where groups differ: O(1) in nearly all cases.
   [[nodiscard]] block_id child(block_id block) const noexcept {
@@ -82,18 +74,20 @@ class prefix_index {
   /// Caches a block, active, as that of a content. Preconditions: not cached; the content has no block in the group;
   /// where the group sees all tokens, the content before has one. O(1).
   void insert(block_id block, std::uint32_t group, content_id content) noexcept {
-    const std::size_t i = place(content, group);
-    if (i >= blocks_.size()) blocks_.resize(tree_.ids() * groups_->size());
-    blocks_[i] = block;
-    entries_[block] = {content, group, 0};
+    set_block(content, group, block);
+    entries_[block] = {content, group, null_block, 0};
     tree_.add_user(content);
-    if (!groups_->windowed(group)) tree_.move_first(content);
+    if (groups_->windowed(group)) return;
+    tree_.move_first(content);
+    const content_id before = tree_.parent(content);
+    if (tree_.is_root(before)) return;
+    entries_[block].parent = this->block(before, group);
     activate(block);
   }
   /// Forgets a block. Preconditions: no children, not active. O(1), and O(contents that go with it).
   void erase(block_id block) noexcept {
     const entry gone = entries_[block];
-    blocks_[place(gone.content, gone.group)] = null_block;
+    set_block(gone.content, gone.group, null_block);
     entries_[block] = {};
     if (!groups_->windowed(gone.group)) tree_.move_last(gone.content);
     tree_.drop_user(gone.content);
@@ -114,11 +108,21 @@ class prefix_index {
   struct entry {
     content_id content = detail::no_content;
     std::uint32_t group = 0;
+    block_id parent = null_block;
     std::uint32_t active_children = 0;
   };
 
   [[nodiscard]] std::size_t place(content_id content, std::uint32_t group) const noexcept {
-    return std::size_t{content} * groups_->size() + group;
+    return std::size_t{content} * (groups_->size() - 1) + group - 1;
+  }
+  void set_block(content_id content, std::uint32_t group, block_id block) noexcept {
+    if (group == 0) {
+      tree_.block(content) = block;
+      return;
+    }
+    const std::size_t i = place(content, group);
+    if (i >= blocks_.size()) blocks_.resize(tree_.ids() * (groups_->size() - 1));
+    blocks_[i] = block;
   }
 
   const layer_groups* groups_;

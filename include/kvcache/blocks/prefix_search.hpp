@@ -30,12 +30,12 @@ class prefix_search {
       nodes_[c].clear();
       const std::uint32_t size = groups_.chain_block_size(c);
       if (whole_ == 0) continue;
-      index_.tree().follow(
-          root, c, content, whole_ / size, nodes_[c], [&](content_id id) { return in_full_groups(id, c); },
-          [&](content_id id) { index_.prefetch(id); });
-      shorten(std::uint64_t{nodes_[c].size()} * size);
+      index_.tree().follow(root, c, content, whole_ / size, nodes_[c],
+                           [&](content_id id) { return in_full_groups(id, c); });
+      if (has_full_group(c)) shorten(std::uint64_t{nodes_[c].size()} * size);
     }
-    // Every group that sees all has `whole_` tokens, and so any fewer. What one window cuts off, another may not end at.
+    // Every group that sees all has `whole_` tokens, and so any fewer. What one window cuts off, another may not end
+    // at.
     for (std::uint64_t before = whole_ + 1; whole_ != before;) {
       before = whole_;
       for (std::uint32_t g = 0; g < groups_.size(); ++g)
@@ -55,10 +55,14 @@ class prefix_search {
   [[nodiscard]] std::uint64_t whole() const noexcept { return whole_; }
   /// The content of whose head the remaining tokens are, or no_content.
   [[nodiscard]] content_id source() const noexcept { return source_; }
-  /// The newest whole block's content in a chain, or the root.
+  /// Of the whole blocks of a chain, how many have nodes. What a window needs none of may have fewer than all.
+  [[nodiscard]] std::uint64_t known(std::uint32_t chain) const noexcept {
+    const std::uint64_t all = whole_ / groups_.chain_block_size(chain);
+    return nodes_[chain].size() < all ? nodes_[chain].size() : all;
+  }
+  /// The newest of those, or the root.
   [[nodiscard]] content_id head(std::uint32_t chain) const noexcept {
-    const std::uint64_t blocks = whole_ / groups_.chain_block_size(chain);
-    return blocks == 0 ? root_ : nodes_[chain][blocks - 1];
+    return known(chain) == 0 ? root_ : nodes_[chain][known(chain) - 1];
   }
   /// Whole blocks of a group, those behind its window included.
   [[nodiscard]] std::uint32_t blocks(std::uint32_t group) const noexcept {
@@ -70,7 +74,8 @@ class prefix_search {
   }
   /// Precondition: i < blocks(group). The null block only behind a window.
   [[nodiscard]] block_id block(std::uint32_t group, std::uint32_t i) const noexcept {
-    return index_.block(nodes_[groups_.chain(group)][i], group);
+    const std::vector<content_id>& nodes = nodes_[groups_.chain(group)];
+    return i < nodes.size() ? index_.block(nodes[i], group) : null_block;
   }
 
  private:
@@ -78,6 +83,11 @@ class prefix_search {
     for (std::uint32_t g = 0; g < groups_.size(); ++g)
       if (groups_.chain(g) == chain && !groups_.windowed(g) && index_.block(id, g) == null_block) return false;
     return true;
+  }
+  [[nodiscard]] bool has_full_group(std::uint32_t chain) const noexcept {
+    for (std::uint32_t g = 0; g < groups_.size(); ++g)
+      if (groups_.chain(g) == chain && !groups_.windowed(g)) return true;
+    return false;
   }
   void shorten(std::uint64_t tokens) noexcept {
     tokens -= tokens % groups_.stride();

@@ -26,9 +26,7 @@ template <class Eviction>
 class sequence_keeper {
  public:
   explicit sequence_keeper(block_keeper<Eviction>& blocks)
-      : blocks_(blocks),
-        states_(blocks.groups.size(), blocks.groups.chains()),
-        found_(blocks.groups, blocks.index) {}
+      : blocks_(blocks), states_(blocks.groups.size(), blocks.groups.chains()), found_(blocks.groups, blocks.index) {}
 
   [[nodiscard]] sequence_state* find(sequence_id id) noexcept { return states_.find(id); }
   [[nodiscard]] const sequence_state* find(sequence_id id) const noexcept { return states_.find(id); }
@@ -77,8 +75,11 @@ class sequence_keeper {
     sequence_state& s = *states_.find(id);
     const content_id root = tree().obtain_root(request.keys);
     for (std::uint32_t c = 0; c < groups().chains(); ++c) {
-      s.heads[c] = found_.whole() == 0 ? root : found_.head(c);
+      const std::uint32_t size = groups().chain_block_size(c);
+      s.heads[c] = found_.known(c) == 0 ? root : found_.head(c);
       tree().add_user(s.heads[c]);
+      for (std::uint64_t i = found_.known(c); i < found_.whole() / size; ++i)
+        tree().drop_user(std::exchange(s.heads[c], tree().obtain(s.heads[c], c, request.content.sub(i * size, size))));
     }
     // Every hit first: an allocation may evict, and must not evict what was found.
     for (std::uint32_t g = 0; g < groups().size(); ++g) {
@@ -206,8 +207,8 @@ class sequence_keeper {
     return {};
   }
 
-  /// Gives back what has left the windows of a sequence and can be found by its content, and, committed or not, what had
-  /// left them when it had `surely` tokens.
+  /// Gives back what has left the windows of a sequence and can be found by its content, and, committed or not, what
+  /// had left them when it had `surely` tokens.
   void release_behind(sequence_state& s, std::uint32_t surely) noexcept {
     bool begun = false;
     for (std::uint32_t g = 0; g < groups().size(); ++g) {
@@ -370,8 +371,8 @@ class sequence_keeper {
       if (index().block(at, group) == null_block) return false;
     return true;
   }
-  /// Takes back for `to`, a copy of `from` or itself, the blocks that the query after `tokens` tokens sees and that were
-  /// given back as behind the window. Precondition: window_can_be_restored.
+  /// Takes back for `to`, a copy of `from` or itself, the blocks that the query after `tokens` tokens sees and that
+  /// were given back as behind the window. Precondition: window_can_be_restored.
   void restore_window(const sequence_state& from, sequence_state& to, std::uint32_t group,
                       std::uint32_t tokens) noexcept {
     const std::uint64_t first = groups().first_needed(group, tokens);

@@ -312,7 +312,7 @@ class step_keeper final : public step_owner {
 
   block_keeper<Eviction>& blocks_;
   sequence_keeper<Eviction>& sequences_;
-  mutable std::vector<tail_mark> marks_;      // by block, cleared after each count
+  mutable std::vector<tail_mark> marks_;    // by block, cleared after each count
   mutable std::vector<tail_action> tails_;  // per want and group, as count_wants found
 };
 
