@@ -30,6 +30,10 @@ namespace kvcache {
 ///         cached it. The parent is the cached block before it, or the null block. Head first along a chain.
 ///     evict(block_id block)
 ///         Instead of erase, where the block is evicted to make room.
+///     set_priority(block_id block, unsigned priority, std::uint64_t expires)
+///         The content of a block that was referenced is worth so much until then; and
+///     advance(std::uint64_t now)
+///         the caller's time is `now`.
 ///
 /// A fingerprint is a hash of a block's content, all content before it and the extra keys. It outlives the block, so a
 /// policy can remember what it has evicted.
@@ -55,6 +59,12 @@ template <class E>
 concept told_of_evictions = requires(E& policy, block_id block) {
                               { policy.evict(block) } noexcept -> std::same_as<void>;
                             };
+
+template <class E>
+concept told_of_priorities = requires(E& policy, block_id block, unsigned priority, std::uint64_t time) {
+                               { policy.set_priority(block, priority, time) } noexcept -> std::same_as<void>;
+                               { policy.advance(time) } noexcept -> std::same_as<void>;
+                             };
 
 /// Memory for the bytes of a pool. `allocate` raises system_failure where it gets none and never returns null; the
 /// alignment is a power of two. Thread safe as far as its own state goes.

@@ -22,6 +22,8 @@ enum class errc : std::uint8_t {
   duplicate_id,   ///< value: a sequence's index or a block named twice in one call, limit: times allowed
   empty_content,  ///< value: tokens given, limit: tokens needed at least
   behind_window,  ///< value: tokens to keep, limit: fewest of which every window still has what it sees
+  bad_range,      ///< value: number of the range in its list, limit: first token that it may begin with
+  unsupported,    ///< value: number of the range in its list, limit: 0; the eviction policy keeps no priorities
   in_use,         ///< value: blocks that are referenced or held, limit: how many may be
 };
 
@@ -36,6 +38,8 @@ enum class errc : std::uint8_t {
     case errc::duplicate_id: return "duplicate_id";
     case errc::empty_content: return "empty_content";
     case errc::behind_window: return "behind_window";
+    case errc::bad_range: return "bad_range";
+    case errc::unsupported: return "unsupported";
     case errc::in_use: return "in_use";
   }
   return "unknown";
@@ -75,6 +79,14 @@ struct failure {
     case errc::behind_window:
       return "behind the window: " + value + " tokens to keep, of which a window has given up what it sees; " + limit +
              " or more can be kept, or open the content anew";
+    case errc::bad_range:
+      return "bad range: number " + value + " of the list has to begin at token " + limit +
+             " or later and end after it begins, with a priority of at most 100; ranges stand in order and do not "
+             "overlap";
+    case errc::unsupported:
+      return "unsupported: range " + value +
+             " asks for a priority, which this eviction policy does not keep; use one that does, such as "
+             "kvcache::priority";
     case errc::in_use:
       return "in use: " + value + " blocks are referenced or held, " + limit +
              " allowed; close the sequences and retire the steps first";

@@ -54,6 +54,10 @@ inline constexpr content_unit fingerprint_tag = content_unit{1} << 63;
 /// The committed content of a block has a serial; serials are never reused. 0 names no content.
 using serial = std::uint64_t;
 
+/// Retention: what cached content is worth, where the caller says nothing and at most.
+inline constexpr std::uint8_t default_priority = 35;
+inline constexpr std::uint8_t highest_priority = 100;
+
 enum class block_state : std::uint8_t {
   free,        ///< unreferenced, no key
   evictable,   ///< unreferenced, may be found by its content until it is needed

@@ -187,7 +187,8 @@ TEST_CASE("R10 a sequence that has borrowed a tail can be forked, cut and closed
 
 TEST_CASE("partial reuse is refused where layer groups cut content differently") {
   const std::array groups{layer_group{4}, layer_group{8}};
-  CHECK_THROWS_WITH(manager({.blocks = 8, .layer_groups = groups, .partial_reuse = true}), Catch::Contains("2 block sizes"));
+  CHECK_THROWS_WITH(manager({.blocks = 8, .layer_groups = groups, .partial_reuse = true}),
+                    Catch::Contains("2 block sizes"));
   const std::array equal{layer_group{4}, layer_group{4, 6}};
   manager m({.blocks = 20, .layer_groups = equal, .partial_reuse = true});
   close(m, prompt(m, words(1, 8)).sequence);

@@ -34,6 +34,8 @@ void drive(const random_load& load, std::size_t calls) {
   CHECK(driver.dropped > 0);
   CHECK(driver.revived > 0);
   CHECK(driver.overlapped > 0);
+  CHECK(driver.pins > 0);
+  CHECK(driver.expired > 0);
   CHECK(driver.manager().statistics().evicted_blocks > 0);
 }
 
@@ -122,8 +124,12 @@ TEST_CASE("R12 two instances fed the same 100,000 random calls give the same ids
   const std::uint64_t seed = GENERATE(1u, 2u, 3u);
   INFO("seed " << seed);
   const std::uint32_t block_size = seed == 1 ? 4 : seed == 2 ? 6 : 3;
-  const random_load load{
-      .seed = seed, .blocks = 60, .groups = {{block_size}, {2}}, .most_sequences = 8, .check = false};
+  const random_load load{.seed = seed,
+                         .blocks = 60,
+                         .groups = {{block_size}, {seed == 3 ? 3u : 2u, 7}},
+                         .most_sequences = 8,
+                         .partial_reuse = seed == 3,
+                         .check = false};
   random_driver<manager> one(load);
   // The second one lives elsewhere in memory.
   const std::vector<std::string> elsewhere(1000, std::string(100, 'x'));

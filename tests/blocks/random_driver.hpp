@@ -69,7 +69,13 @@ class random_driver {
         case 12: fork(); break;
         case 13: truncate(); break;
         case 14: pick(2) == 0 ? close(pick_sequence()) : close_stale(); break;
-        default: pick(3) == 0 ? drop() : look(); break;
+        default:
+          switch (pick(4)) {
+            case 0: drop(); break;
+            case 1: pin(); break;
+            case 2: advance(); break;
+            default: look(); break;
+          }
       }
       check();
     }
@@ -97,7 +103,7 @@ class random_driver {
   [[nodiscard]] const std::vector<std::uint64_t>& log() const { return log_; }
   /// How often each kind of event came up, so that a test can tell that it saw them.
   std::uint64_t refused = 0, opened = 0, hits = 0, copies = 0, duplicates = 0, shortened = 0, dropped = 0, revived = 0,
-                overlapped = 0, heads = 0, behind = 0;
+                overlapped = 0, heads = 0, behind = 0, pins = 0, expired = 0;
   [[nodiscard]] const Manager& manager() const { return m_; }
 
  private:
@@ -109,6 +115,7 @@ class random_driver {
     std::uint32_t accepted = 0;
     std::uint32_t committed = 0;
     std::size_t keys = 0;
+    std::uint64_t expires = kvcache::never;
     int open_steps = 0;
     bool settled = false;  // accepted or committed since it was opened or cut: its windows have let go
   };
@@ -253,7 +260,8 @@ class random_driver {
     const kvcache::open_request request{.content = s.prompt,
                                         .keys = key_sets_[s.keys],
                                         .reserve = reserve,
-                                        .chunk = pick(3) == 0 ? 1 + pick(2 * largest()) : 0};
+                                        .chunk = pick(3) == 0 ? 1 + pick(2 * largest()) : 0,
+                                        .retention = some_retention()};
     const kvcache::block_counts before = m_.counts();
     const auto statistics = m_.statistics();
     const kvcache::admission a = m_.predict(request);
@@ -289,6 +297,43 @@ class random_driver {
     for (std::uint32_t i = 0; i < result->reused_tokens; ++i) append(s, s.prompt[i]);
     s.accepted = s.committed = result->reused_tokens;
     live_.push_back(std::move(s));
+  }
+
+  // Some of it with a time to live; priorities change nothing that the model knows of.
+  std::span<const kvcache::retention_range> some_retention() {
+    retention_.clear();
+    if (pick(2) == 0) {
+      const std::uint32_t first = pick(2 * largest());
+      retention_.push_back({.first = first, .end = first + 1 + pick(2 * largest()), .time_to_live = pick(12)});
+      if (pick(2) == 0) retention_.push_back({.first = retention_[0].end, .time_to_live = 6});
+    }
+    return retention_;
+  }
+
+  void pin() {
+    if (live_.size() >= load_.most_sequences) return close(pick_sequence());
+    sequence s;
+    s.prompt = some_prompt();
+    s.keys = pick(static_cast<std::uint32_t>(key_sets_.size()));
+    const std::uint32_t found = load_.check ? longest(s.prompt, s.keys, s.prompt.size()) : 0;
+    s.expires = pick(2) == 0 ? kvcache::never : now_ + pick(60) + 1;
+    const kvcache::pinned pinned = m_.pin(s.prompt, key_sets_[s.keys], s.expires);
+    note(pinned.tokens);
+    if (load_.check) REQUIRE(pinned.tokens == found);
+    s.id = pinned.sequence;
+    for (std::uint32_t i = 0; i < pinned.tokens; ++i) append(s, s.prompt[i]);
+    s.accepted = s.committed = pinned.tokens;
+    pins += pinned.tokens != 0;
+    live_.push_back(std::move(s));
+  }
+
+  void advance() {
+    now_ += pick(20);
+    const auto before = m_.counts();
+    m_.advance(now_);
+    std::erase_if(live_, [&](const sequence& s) { return s.expires <= now_; });
+    expired += m_.counts().free > before.free;
+    REQUIRE(m_.counts().available() >= before.available());
   }
 
   void begin() {
@@ -523,6 +568,7 @@ class random_driver {
     cut(to, tokens);
     to.accepted = tokens;
     to.committed = std::min(to.committed, tokens);
+    to.expires = kvcache::never;
     live_.push_back(std::move(to));
   }
 
@@ -654,6 +700,8 @@ class random_driver {
   std::vector<sequence> live_;
   std::deque<flight> flights_;
   kvcache::sequence_id closed_;
+  std::uint64_t now_ = 0;
+  std::vector<kvcache::retention_range> retention_;
   std::vector<std::uint64_t> log_;
 };
 

@@ -14,12 +14,12 @@ using kvcache::priority;
 namespace {
 
 /// A request computes a chain of new blocks, head first, and lets go of it.
-void chain(priority& order, std::initializer_list<block_id> blocks, unsigned level = priority::default_level,
+void chain(priority& order, std::initializer_list<block_id> blocks, unsigned level = kvcache::default_priority,
            std::uint64_t expires = priority::never) {
   block_id parent = kvcache::null_block;
   for (const block_id b : blocks) {
     order.reference(b, 100 + b, parent);
-    if (level != priority::default_level) order.set_priority(b, level, expires);
+    if (level != kvcache::default_priority) order.set_priority(b, level, expires);
     parent = b;
   }
   for (auto b = blocks.end(); b != blocks.begin();) order.insert(*--b);

@@ -7,6 +7,7 @@
 #include <kvcache/blocks/prefix_index.hpp>
 #include <kvcache/blocks/requests.hpp>
 #include <kvcache/blocks/step_queue.hpp>
+#include <kvcache/blocks/time_to_live.hpp>
 #include <kvcache/concepts.hpp>
 #include <kvcache/error.hpp>
 #include <kvcache/types.hpp>
@@ -33,6 +34,7 @@ class block_keeper {
         partial_reuse(checked_partial_reuse(options, groups)),
         unit_tokens_(options.unit_tokens),
         policy_(options.blocks),
+        lives_(options.blocks),
         places_(std::size_t{options.blocks} + 1) {}
   // The queue of steps keeps the address of the groups.
   block_keeper(const block_keeper&) = delete;
@@ -63,7 +65,7 @@ class block_keeper {
     while (pool.counts().evictable != 0) {
       const block_id leaf = next_leaf();
       policy_.erase(leaf);
-      index.erase(leaf);
+      drop_key(leaf);
       pool.put_back(leaf, block_state::free);
     }
   }
@@ -79,6 +81,7 @@ class block_keeper {
     const block_state state = pool.state(block);
     if (state == block_state::evictable) {
       policy_.erase(block);
+      lives_.stop(block);
       index.activate(block);
     } else if (state == block_state::held) {
       places_[block].place = 0;
@@ -103,6 +106,26 @@ class block_keeper {
     } else {
       static_cast<void>(root), static_cast<void>(group), static_cast<void>(content), static_cast<void>(hits);
     }
+  }
+
+  /// What a request says of a block that it has just referenced.
+  void retain(block_id block, const retention_range& range) noexcept {
+    if constexpr (told_of_priorities<Eviction>)
+      policy_.set_priority(block, range.priority, later(now_, range.duration));
+    lives_.limit(block, range.time_to_live);
+  }
+  /// Whether it is later now than before: the caller's time never goes back.
+  bool set_time(std::uint64_t now) noexcept {
+    if (now <= now_) return false;
+    now_ = now;
+    if constexpr (told_of_priorities<Eviction>) policy_.advance(now);
+    return true;
+  }
+  /// Frees what has not been used for its time to live, and what follows it: that is not used either.
+  void forget_expired() noexcept {
+    new_batch();
+    for (block_id block = lives_.due(now_); block != null_block; block = lives_.due(now_)) forget_subtree(block);
+    flush();
   }
 
   void new_batch() noexcept { ++batches_; }
@@ -161,13 +184,18 @@ class block_keeper {
     return options.partial_reuse;
   }
 
+  void drop_key(block_id block) noexcept {
+    index.erase(block);
+    lives_.forget(block);
+  }
+
   /// Frees a leaf to make room.
   void evict(block_id leaf) noexcept {
     if constexpr (told_of_evictions<Eviction>)
       policy_.evict(leaf);
     else
       policy_.erase(leaf);
-    index.erase(leaf);
+    drop_key(leaf);
     pool.put_back(leaf, block_state::free);
     ++evicted;
   }
@@ -205,6 +233,7 @@ class block_keeper {
       if (index.active_children(block) != 0) return;
       pool.put_back(block, block_state::evictable);
       policy_.insert(block);
+      lives_.start(block, now_);
       block = index.deactivate(block);
       if (block == null_block || index.active_children(block) != 0 || !waits_for_children(block)) return;
     }
@@ -220,12 +249,14 @@ class block_keeper {
       parent = index.deactivate(block);
       if (waits_for_children(block)) unkeyed_.push_back(block);
     }
-    index.erase(block);
+    drop_key(block);
     if (parent != null_block && waits_for_children(parent)) settle(parent);
   }
 
   std::uint32_t unit_tokens_;
   Eviction policy_;
+  time_to_live lives_;
+  std::uint64_t now_ = 0;
   std::vector<held_place> places_;  // by block
   std::uint64_t batches_ = 0;
   std::vector<block_id> unkeyed_;            // let go, to be free when the batch is whole

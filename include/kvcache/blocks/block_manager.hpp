@@ -55,7 +55,8 @@ class block_manager {
   /// (at most content.size() - 1 tokens, so that there is a token to compute), references it whole, and then
   /// allocates what is missing to hold `reserve` tokens. The sequence starts with reused_tokens as its length, these
   /// committed.
-  /// empty_content: no content. exceeds_pool: content or reserve never fits. out_of_blocks: not now.
+  /// empty_content: no content. exceeds_pool: content or reserve never fits. out_of_blocks: not now. bad_range,
+  /// unsupported: as retain.
   /// O(content + blocks + keys).
   result<opened> open(const open_request& request) noexcept { return sequences_.open(request, statistics_); }
 
@@ -71,7 +72,8 @@ class block_manager {
 
   /// A new sequence that shares the first `tokens` tokens of `sequence`. A block that both hold is copied when one
   /// of them writes into it.
-  /// stale_id. beyond_length. step_order: the sequence is in a step that is not accepted yet. O(blocks shared).
+  /// stale_id. beyond_length. step_order: the sequence is in a step that is not accepted yet. behind_window: a window
+  /// has given up blocks that the next query would see, and they are not cached any more. O(blocks shared).
   result<sequence_id> fork(sequence_id sequence, std::uint32_t tokens = all_tokens) noexcept {
     const auto all = length(sequence);
     if (!all) return all.error();
@@ -79,7 +81,8 @@ class block_manager {
   }
 
   /// Cuts a sequence to its first `tokens` tokens and gives back all blocks beyond them, reserved ones included.
-  /// stale_id. beyond_length. step_order: the sequence is in a step that is not accepted yet. O(blocks given back).
+  /// stale_id. beyond_length. step_order: the sequence is in a step that is not accepted yet. behind_window: as fork.
+  /// O(blocks given back, and taken back).
   result<void> truncate(sequence_id sequence, std::uint32_t tokens) noexcept {
     return sequences_.truncate(sequence, tokens);
   }
@@ -96,6 +99,30 @@ class block_manager {
   /// content for it. O(tokens).
   result<void> commit(sequence_id sequence, content_view tokens) noexcept {
     return sequences_.commit(sequence, tokens);
+  }
+
+  // Retention ---------------------------------------------------------------------------------------------------
+
+  /// The caller's time; its unit is the caller's, and an earlier time than before changes nothing. Priorities, pins and
+  /// times to live that end by then do: what has not been used for its time to live is free. O(1), and O(log n) for
+  /// each that ends.
+  void advance(std::uint64_t now) noexcept {
+    if (!blocks_.set_time(now)) return;
+    sequences_.close_expired_pins(now);
+    blocks_.forget_expired();
+  }
+
+  /// Says anew what the content of a sequence is worth: what it holds and what is to come. Ranges given before no
+  /// longer count for it. stale_id. bad_range: ranges out of order, overlapping, reversed or empty, or a priority over
+  /// 100. unsupported: a priority where the eviction policy keeps none. O(blocks * ranges).
+  result<void> retain(sequence_id sequence, std::span<const retention_range> ranges) noexcept {
+    return sequences_.retain(sequence, ranges);
+  }
+
+  /// Holds the longest cached prefix of `content` in whole blocks, whatever is evicted, until the time `expires` or
+  /// until the sequence is closed. It counts as a sequence, of which others can be forked, and no request. O(content).
+  pinned pin(content_view content, std::span<const extra_key> keys = {}, std::uint64_t expires = never) noexcept {
+    return sequences_.pin(content, keys, expires);
   }
 
   /// Forgets all that is cached, say when the weights have changed: every block is free afterwards. Where old and new
@@ -157,8 +184,8 @@ class block_manager {
     if (s == nullptr) return sequences_.stale(sequence);
     return s->committed;
   }
-  /// All blocks that a sequence holds, reserved ones included, in the order of its tokens. Valid until the next call
-  /// that changes the sequence or opens one. stale_id. O(1).
+  /// All blocks that a sequence holds, reserved ones included, in the order of its tokens; the null block for those
+  /// that a window has left behind. Valid until the next call that changes the sequence or opens one. stale_id. O(1).
   [[nodiscard]] result<std::span<const block_id>> table(sequence_id sequence,
                                                         std::uint32_t layer_group = 0) const noexcept {
     KVCACHE_ASSERT(layer_group < layer_group_count(), "no such layer group");

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/blocks/content_id.hpp>
+#include <kvcache/blocks/retention.hpp>
 #include <kvcache/types.hpp>
 
 #include <cstddef>
@@ -43,6 +44,7 @@ struct sequence_state {
   std::vector<content_id> heads;              // per chain: the content of its newest full committed block, or a root
   std::vector<content_unit> tail;             // content of [tail_start, committed): what is not in full blocks yet
   std::uint32_t tail_start = 0;
+  std::vector<retention_range> retention;
 };
 
 /// The sequences of a manager. Places are used again with the arrays they have grown, so memory follows the tokens that
@@ -74,6 +76,7 @@ class sequence_table {
     s.last_step = 0;
     for (std::uint32_t& first : s.first) first = 0;
     s.tail.clear();
+    s.retention.clear();
     unused_.push_back(index);
   }
 

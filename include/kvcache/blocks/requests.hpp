@@ -3,6 +3,7 @@
 
 #include <kvcache/blocks/extra_key.hpp>
 #include <kvcache/blocks/layer_groups.hpp>
+#include <kvcache/blocks/retention.hpp>
 #include <kvcache/types.hpp>
 #include <kvcache/views.hpp>
 
@@ -34,6 +35,7 @@ struct open_request {
   /// Most tokens that a step will compute of it; 0: any number. Layer groups with a window then hold blocks for no more
   /// than the window and so many tokens at once.
   std::uint64_t chunk = 0;
+  std::span<const retention_range> retention = {};  ///< ascending; none: as any other content
 };
 
 /// A sequence that was opened.
@@ -59,6 +61,12 @@ struct admission {
 
 /// What is cached of some content.
 struct prefix_match {
+  std::uint32_t tokens = 0;
+};
+
+/// Cached content that is held for later. Closing the sequence gives it back.
+struct pinned {
+  sequence_id sequence;
   std::uint32_t tokens = 0;
 };
 

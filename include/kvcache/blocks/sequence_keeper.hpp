@@ -67,40 +67,19 @@ class sequence_keeper {
 
   result<opened> open(const open_request& request, block_statistics& statistics) noexcept {
     if (request.content.empty()) return failure{errc::empty_content, 0, 1};
+    if (const result<void> good = check(request.retention); !good) return good.error();
     const admission a = predict(request);
     if (a.total_blocks > a.capacity) return failure{errc::exceeds_pool, a.total_blocks, a.capacity};
     if (a.needs > a.available) return failure{errc::out_of_blocks, a.needs, a.available};
 
     const sequence_id id = states_.add();
     sequence_state& s = *states_.find(id);
-    const content_id root = tree().obtain_root(request.keys);
-    for (std::uint32_t c = 0; c < groups().chains(); ++c) {
-      const std::uint32_t size = groups().chain_block_size(c);
-      s.heads[c] = found_.known(c) == 0 ? root : found_.head(c);
-      tree().add_user(s.heads[c]);
-      for (std::uint64_t i = found_.known(c); i < found_.whole() / size; ++i)
-        tree().drop_user(std::exchange(s.heads[c], tree().obtain(s.heads[c], c, request.content.sub(i * size, size))));
-    }
-    // Every hit first: an allocation may evict, and must not evict what was found.
+    const content_id root = hold_found(s, request.keys, request.content);
     for (std::uint32_t g = 0; g < groups().size(); ++g) {
-      std::vector<block_id>& table = s.tables[g];
-      const std::uint32_t hits = found_.blocks(g);
-      s.first[g] = found_.first(g);
-      grow(table, std::size_t{hits} + 1);
-      table.assign(hits, null_block);
-      for (std::uint32_t i = s.first[g]; i < hits; ++i) table[i] = found_.block(g, i);
-      if (found_.source() != no_content) table.push_back(index().block(found_.source(), g));
-      for (std::size_t i = s.first[g]; i < table.size(); ++i) blocks_.add_holder(table[i]);
-      blocks_.note_request(root, g, request.content, hits);
-      for (std::size_t i = s.first[g]; i < table.size(); ++i) blocks_.note_reference(table[i]);
+      blocks_.note_request(root, g, request.content, found_.blocks(g));
+      for (std::size_t i = s.first[g]; i < s.tables[g].size(); ++i) blocks_.note_reference(s.tables[g][i]);
     }
-    s.length = s.begun = s.committed = found_.tokens();
-    s.tail_start = static_cast<std::uint32_t>(found_.whole());
-    s.borrowed = found_.source() != no_content;
-    if (s.borrowed) {
-      const content_view tail = tree().content(found_.source(), s.committed - s.tail_start);
-      for (std::size_t i = 0; i < tail.size(); ++i) s.tail.push_back(tail[i]);
-    }
+    set_retention(s, request.retention);
     for (std::uint32_t g = 0; g < groups().size(); ++g) {
       const std::uint64_t needed = blocks_to_hold(request, g);
       while (s.tables[g].size() < needed) s.tables[g].push_back(blocks_.allocate());
@@ -131,6 +110,8 @@ class sequence_keeper {
       restore_window(from, to, g, tokens);
     }
     carry_content(from, to, tokens);
+    grow(to.retention, from.retention.size());
+    to.retention.assign(from.retention.begin(), from.retention.end());
     to.borrowed = from.borrowed && tokens > from.tail_start;
     to.length = to.begun = tokens;
     return id;
@@ -207,6 +188,42 @@ class sequence_keeper {
     return {};
   }
 
+  result<void> retain(sequence_id sequence, std::span<const retention_range> ranges) noexcept {
+    sequence_state* s = find(sequence);
+    if (s == nullptr) return stale(sequence);
+    if (const result<void> good = check(ranges); !good) return good;
+    set_retention(*s, ranges);
+    return {};
+  }
+
+  pinned pin(content_view content, std::span<const extra_key> keys, std::uint64_t expires) noexcept {
+    const std::size_t limit = content.size() < max_length ? content.size() : static_cast<std::size_t>(max_length);
+    found_.run(tree().root(keys), content, limit, false);
+    const std::uint32_t tokens = found_.tokens();
+    const sequence_id id = states_.add();
+    hold_found(*states_.find(id), keys, content);
+    if (expires != never) {
+      pins_.push_back({expires, id});
+      if (expires < next_expiry_) next_expiry_ = expires;
+    }
+    return {id, tokens};
+  }
+  void close_expired_pins(std::uint64_t now) noexcept {
+    if (now < next_expiry_) return;
+    next_expiry_ = never;
+    std::size_t kept = 0;
+    for (const timed_pin& p : pins_) {
+      if (find(p.sequence) == nullptr) continue;  // closed before its time
+      if (p.expires <= now) {
+        static_cast<void>(close(p.sequence));
+        continue;
+      }
+      if (p.expires < next_expiry_) next_expiry_ = p.expires;
+      pins_[kept++] = p;
+    }
+    pins_.resize(kept);
+  }
+
   /// Gives back what has left the windows of a sequence and can be found by its content, and, committed or not, what
   /// had left them when it had `surely` tokens.
   void release_behind(sequence_state& s, std::uint32_t surely) noexcept {
@@ -261,6 +278,36 @@ class sequence_keeper {
 
   [[nodiscard]] failure in_open_step(const sequence_state& s) const noexcept {
     return {errc::step_order, blocks_.steps.newest() + 1, s.last_step};
+  }
+
+  /// Gives a new sequence what a search has found of its content, and nothing more. The root of its content.
+  content_id hold_found(sequence_state& s, std::span<const extra_key> keys, content_view content) noexcept {
+    const content_id root = tree().obtain_root(keys);
+    for (std::uint32_t c = 0; c < groups().chains(); ++c) {
+      const std::uint32_t size = groups().chain_block_size(c);
+      s.heads[c] = found_.known(c) == 0 ? root : found_.head(c);
+      tree().add_user(s.heads[c]);
+      for (std::uint64_t i = found_.known(c); i < found_.whole() / size; ++i)
+        tree().drop_user(std::exchange(s.heads[c], tree().obtain(s.heads[c], c, content.sub(i * size, size))));
+    }
+    for (std::uint32_t g = 0; g < groups().size(); ++g) {
+      std::vector<block_id>& table = s.tables[g];
+      const std::uint32_t hits = found_.blocks(g);
+      s.first[g] = found_.first(g);
+      grow(table, std::size_t{hits} + 1);
+      table.assign(hits, null_block);
+      for (std::uint32_t i = s.first[g]; i < hits; ++i) table[i] = found_.block(g, i);
+      if (found_.source() != no_content) table.push_back(index().block(found_.source(), g));
+      for (std::size_t i = s.first[g]; i < table.size(); ++i) blocks_.add_holder(table[i]);
+    }
+    s.length = s.begun = s.committed = found_.tokens();
+    s.tail_start = static_cast<std::uint32_t>(found_.whole());
+    s.borrowed = found_.source() != no_content;
+    if (s.borrowed) {
+      const content_view tail = tree().content(found_.source(), s.committed - s.tail_start);
+      for (std::size_t i = 0; i < tail.size(); ++i) s.tail.push_back(tail[i]);
+    }
+    return root;
   }
 
   /// Entries that a group's table shall have when a request is opened, after a search for its content.
@@ -351,12 +398,15 @@ class sequence_keeper {
   /// `tokens` where a sequence can be cut to so many: its windows still have, or the index does, what the next query
   /// sees. Otherwise the fewest tokens that need nothing but what it holds.
   [[nodiscard]] std::uint64_t least_to_keep(const sequence_state& s, std::uint32_t tokens) const noexcept {
-    std::uint64_t least = tokens;
+    bool restorable = true;
+    std::uint64_t least = 0;
     for (std::uint32_t g = 0; g < groups().size(); ++g) {
-      if (!groups().windowed(g) || window_can_be_restored(s, g, tokens)) continue;
+      if (!groups().windowed(g)) continue;
+      restorable = restorable && window_can_be_restored(s, g, tokens);
       const std::uint64_t held = groups().least_tokens(g, s.first[g]);
       if (held > least) least = held;
     }
+    if (restorable) return tokens;
     return least;
   }
   [[nodiscard]] bool window_can_be_restored(const sequence_state& s, std::uint32_t group,
@@ -396,6 +446,7 @@ class sequence_keeper {
     if (cached != null_block) {
       blocks_.add_holder(cached);
       blocks_.note_reference(cached);
+      retain(s, s.committed - groups().block_size(group), cached);
       entry = cached;
       blocks_.let_go(own, s.last_step);
       return;
@@ -407,11 +458,36 @@ class sequence_keeper {
     if (!groups().windowed(group) && !tree().is_root(before) && index().block(before, group) == null_block) return;
     blocks_.index.insert(own, group, content);
     blocks_.note_reference(own);
+    retain(s, s.committed - groups().block_size(group), own);
+  }
+
+  [[nodiscard]] static result<void> check(std::span<const retention_range> ranges) noexcept {
+    return check_retention(ranges, told_of_priorities<Eviction>);
+  }
+  /// Of the cached blocks that a sequence holds and of those to come.
+  void set_retention(sequence_state& s, std::span<const retention_range> ranges) noexcept {
+    grow(s.retention, ranges.size());
+    s.retention.assign(ranges.begin(), ranges.end());
+    if (ranges.empty()) return;
+    for (std::uint32_t g = 0; g < groups().size(); ++g)
+      for (std::size_t i = s.first[g]; i < s.tables[g].size(); ++i)
+        if (index().contains(s.tables[g][i])) retain(s, i * groups().block_size(g), s.tables[g][i]);
+  }
+  /// Of a cached block that begins with a token.
+  void retain(const sequence_state& s, std::uint64_t token, block_id block) noexcept {
+    if (const retention_range* range = range_of(s.retention, token)) blocks_.retain(block, *range);
   }
 
   block_keeper<Eviction>& blocks_;
   sequence_table states_;
+  struct timed_pin {
+    std::uint64_t expires = never;
+    sequence_id sequence;
+  };
+
   mutable prefix_search found_;
+  std::vector<timed_pin> pins_;
+  std::uint64_t next_expiry_ = never;
 };
 
 }  // namespace kvcache::detail

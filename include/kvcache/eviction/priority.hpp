@@ -12,15 +12,13 @@
 namespace kvcache {
 
 /// Evicts by what the caller says a block is worth (retention): each has a level from 0 to 100, and the lowest goes
-/// first, inside one level the one that has been evictable for longest. Content starts at `default_level` and falls
+/// first, inside one level the one that has been evictable for longest. Content starts at `default_priority` and falls
 /// back to it when its level expires, on the caller's time. A block with cached children goes after all that have none:
 /// its children go before it, so its own level alone would send away a child that is worth more. O(log n) a call, 80
 /// bytes a block. One thread at a time.
 class priority {
  public:
   static constexpr const char* name = "priority";
-  static constexpr unsigned default_level = 35;
-  static constexpr unsigned highest_level = 100;
   static constexpr std::uint64_t never = ~std::uint64_t{0};
 
   /// An empty order over the blocks 1 to `highest`.
@@ -30,10 +28,10 @@ class priority {
   /// `expires`. To be called after the content's first `reference`.
   void set_priority(block_id block, unsigned level, std::uint64_t expires = never) noexcept {
     if (expires <= now_) {
-      level = default_level;
+      level = default_priority;
       expires = never;
     }
-    uses_[block].level = static_cast<std::uint8_t>(level < highest_level ? level : highest_level);
+    uses_[block].level = static_cast<std::uint8_t>(level < highest_priority ? level : highest_priority);
     if (expiries_.contains(block)) expiries_.erase(block);
     if (expires != never) expiries_.insert(block, expires);
     rank(block);
@@ -44,7 +42,7 @@ class priority {
     if (now > now_) now_ = now;
     for (block_id block = expiries_.least(); block != null_block && expiries_.key(block) <= now_;
          block = expiries_.least())
-      set_priority(block, default_level);
+      set_priority(block, default_priority);
   }
 
   /// A request uses the block; content it has not held before is at the default level.
@@ -81,7 +79,7 @@ class priority {
     std::uint32_t parent_generation = 0;
     std::uint32_t generation = 0;  // of the content in this block
     std::uint32_t children = 0;    // cached ones
-    std::uint8_t level = default_level;
+    std::uint8_t level = default_priority;
     bool known = false;
   };
 
@@ -99,7 +97,7 @@ class priority {
   }
   /// The block's content is gone.
   void forget(block_id block) noexcept {
-    set_priority(block, default_level);
+    set_priority(block, default_priority);
     use& u = uses_[block];
     u.known = false;
     u.children = 0;
