@@ -34,7 +34,7 @@ class storage;
 class any_storage;
 template <class Policies>
 class attention;
-template <class Policies>
+template <class Policies, class... Groups>
 class cache;
 
 }  // namespace kvcache

@@ -199,9 +199,11 @@ struct storage_options {
 
 /// The bytes of one layer group. Memory order: [layer][block][K plane | V plane], the inside of a plane as the layout
 /// policy says, each plane on a 64-byte boundary. Attention works layer by layer, so a step streams through one
-/// contiguous region, and the K and V of a block lie side by side. The bytes of unwritten slots are whatever the
-/// allocator gave; nothing is touched before it is written, so a pool is resident as far as it was used.
-/// Owns its memory; moves, never copies. Thread safety: `append`, see the free function; everything const at any time.
+/// contiguous region, and the K and V of a block lie side by side. Where several layer groups share a pool, whose
+/// blocks are of one group now and of another later, all of a block lies together instead: [block][layer][K plane | V
+/// plane]. The bytes of unwritten slots are whatever the allocator gave; nothing is touched before it is written, so a
+/// pool is resident as far as it was used. Owns its memory; moves, never copies. Thread safety: `append`, see the free
+/// function; everything const at any time.
 template <class Policies>
 class storage {
  public:
@@ -229,12 +231,31 @@ class storage {
     if (bytes > SIZE_MAX) refuse_size(shape, block_size_, blocks_);
     memory_ = static_cast<std::byte*>(allocator_.allocate(static_cast<std::size_t>(bytes), plane_alignment));
   }
+  /// In a pool that others share and somebody else owns: block b, up to options.blocks, has the `pool_block` bytes from
+  /// pool + b * pool_block on; both on 64-byte boundaries. Raises invalid_argument as above, and where a block of this
+  /// group takes more than that. Takes no memory.
+  storage(const kvcache::geometry& shape, options chosen, std::byte* pool, std::uint64_t pool_block)
+      : geometry_(shape),
+        allocator_(std::move(chosen.allocator)),
+        blocks_(checked_blocks(chosen.blocks)),
+        block_size_(checked_block_size(chosen.block_size)),
+        pool_block_(pool_block),
+        memory_(pool) {
+    validate(shape);
+    check_size(shape, block_size_, blocks_);
+    if (bytes_per_block() > pool_block)
+      detail::raise<invalid_argument>("storage: a block takes " + std::to_string(bytes_per_block()) +
+                                      " bytes, the pool's blocks have " + std::to_string(pool_block) +
+                                      "; make the pool's blocks as large as the largest group's");
+    if (pool_block > std::uint64_t{INT64_MAX} / (std::uint64_t{blocks_} + 1)) refuse_size(shape, block_size_, blocks_);
+  }
 
   storage(storage&& other) noexcept
       : geometry_(other.geometry_),
         allocator_(std::move(other.allocator_)),
         blocks_(other.blocks_),
         block_size_(other.block_size_),
+        pool_block_(other.pool_block_),
         memory_(std::exchange(other.memory_, nullptr)) {}
   storage& operator=(storage&& other) noexcept {
     if (this != &other) {
@@ -243,6 +264,7 @@ class storage {
       allocator_ = std::move(other.allocator_);
       blocks_ = other.blocks_;
       block_size_ = other.block_size_;
+      pool_block_ = other.pool_block_;
       memory_ = std::exchange(other.memory_, nullptr);
     }
     return *this;
@@ -260,8 +282,18 @@ class storage {
                                                                std::uint32_t tokens) noexcept {
     return shape.layers * block_stride(shape, tokens);
   }
-  /// Bytes taken from the allocator, the null block included.
-  [[nodiscard]] std::uint64_t bytes() const noexcept { return (std::uint64_t{blocks_} + 1) * bytes_per_block(); }
+  /// The same of what is asked for, for `blocks` blocks. Raises invalid_argument as the constructor does.
+  [[nodiscard]] static std::uint64_t checked_bytes_per_block(const kvcache::geometry& shape, std::uint32_t block_size,
+                                                             std::uint32_t blocks) {
+    const std::uint32_t tokens = checked_block_size(block_size);
+    validate(shape);
+    check_size(shape, tokens, checked_blocks(blocks));
+    return bytes_per_block(shape, tokens);
+  }
+  /// Bytes taken from the allocator, the null block included; 0 in a pool that is somebody else's.
+  [[nodiscard]] std::uint64_t bytes() const noexcept {
+    return pool_block_ != 0 ? 0 : (std::uint64_t{blocks_} + 1) * bytes_per_block();
+  }
 
   /// The KV of one layer. Valid until the storage dies or is moved into; a moved storage keeps its views valid. Raises
   /// invalid_argument where there is no such layer.
@@ -272,8 +304,10 @@ class storage {
     KVCACHE_ASSERT(memory_ != nullptr, "storage used after it was moved from");
     const plane_strides k = k_strides(geometry_, block_size_);
     const plane_strides v = v_strides(geometry_, block_size_);
-    const auto stride = static_cast<std::int64_t>(block_stride(geometry_, block_size_));
-    std::byte* const base = memory_ + std::int64_t{layer} * (std::int64_t{blocks_} + 1) * stride;
+    const auto in_layer = static_cast<std::int64_t>(block_stride(geometry_, block_size_));
+    const std::int64_t stride = pool_block_ != 0 ? static_cast<std::int64_t>(pool_block_) : in_layer;
+    const std::int64_t layer_stride = pool_block_ != 0 ? in_layer : (std::int64_t{blocks_} + 1) * in_layer;
+    std::byte* const base = memory_ + std::int64_t{layer} * layer_stride;
     kv_view out;
     out.k = {base, stride, k.token, k.head};
     out.v = {base + padded(k.bytes), stride, v.token, v.head};
@@ -363,13 +397,15 @@ class storage {
   }
 
   void free_memory() noexcept {
-    if (memory_ != nullptr) allocator_.deallocate(memory_, static_cast<std::size_t>(bytes()), plane_alignment);
+    if (memory_ != nullptr && pool_block_ == 0)
+      allocator_.deallocate(memory_, static_cast<std::size_t>(bytes()), plane_alignment);
   }
 
   kvcache::geometry geometry_;
   allocator allocator_;
   std::uint32_t blocks_ = 0;
   std::uint32_t block_size_ = 0;
+  std::uint64_t pool_block_ = 0;  // bytes of a block that groups share; 0: the memory is this storage's own
   std::byte* memory_ = nullptr;
 
   // Last in the class, since some compilers leave out what follows a mandate that fails.

@@ -40,7 +40,8 @@ namespace detail {
   std::uint64_t earliest = 0;
   for (std::size_t i = 0; i < ranges.size(); ++i) {
     const retention_range& r = ranges[i];
-    if (r.first < earliest || r.end <= r.first || r.priority > highest_priority) return failure{errc::bad_range, i, earliest};
+    if (r.first < earliest || r.end <= r.first || r.priority > highest_priority)
+      return failure{errc::bad_range, i, earliest};
     if (!keeps_priorities && (r.priority != default_priority || r.duration != never))
       return failure{errc::unsupported, i, 0};
     earliest = r.end;

@@ -11,8 +11,8 @@
 
 namespace kvcache::detail {
 
-/// For how long cached blocks that nobody uses may stay. Takes no memory until the first block has a limit, then 28 bytes
-/// a block. O(log n) a call for blocks with a limit, O(1) for others.
+/// For how long cached blocks that nobody uses may stay. Takes no memory until the first block has a limit, then 28
+/// bytes a block. O(log n) a call for blocks with a limit, O(1) for others.
 class time_to_live {
  public:
   explicit time_to_live(block_id highest) : highest_(highest), unused_(0) {}
