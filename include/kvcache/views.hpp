@@ -86,9 +86,9 @@ class content_view {
   std::size_t size_ = 0;
 };
 
-/// The block tables of a batch, one row a sequence: padded ([rows, columns], short rows end in null blocks) or CSR
-/// (row r is blocks[offsets[r] .. offsets[r + 1])). Entries are block ids, with tail_bit set where the block lies in
-/// the tail pool. Owns nothing.
+/// The block tables of a batch, one row a sequence: padded ([rows, columns], short rows end in null blocks), CSR
+/// (row r is blocks[offsets[r] .. offsets[r + 1])) or ragged (row r is the counts[r] entries from blocks[begins[r]]
+/// on). Entries are block ids, with tail_bit set where the block lies in the tail pool. Owns nothing.
 class block_tables {
  public:
   constexpr block_tables() noexcept = default;
@@ -106,21 +106,34 @@ class block_tables {
                                                   std::span<const std::uint32_t> offsets) noexcept {
     block_tables t;
     t.blocks_ = blocks;
-    t.offsets_ = offsets.data();
+    t.begins_ = offsets.data();
     t.rows_ = offsets.empty() ? 0 : static_cast<std::uint32_t>(offsets.size() - 1);
+    return t;
+  }
+  /// `begins` and `counts` have one entry a row.
+  [[nodiscard]] static constexpr block_tables ragged(const block_id* blocks, std::span<const std::uint32_t> begins,
+                                                     std::span<const std::uint32_t> counts) noexcept {
+    KVCACHE_ASSERT(begins.size() == counts.size(), "block_tables: as many begins as counts");
+    block_tables t;
+    t.blocks_ = blocks;
+    t.begins_ = begins.data();
+    t.counts_ = counts.data();
+    t.rows_ = static_cast<std::uint32_t>(begins.size());
     return t;
   }
 
   [[nodiscard]] constexpr std::uint32_t rows() const noexcept { return rows_; }
   /// Precondition: r < rows().
   [[nodiscard]] constexpr std::span<const block_id> row(std::uint32_t r) const noexcept {
-    if (offsets_ != nullptr) return {blocks_ + offsets_[r], offsets_[r + 1] - offsets_[r]};
+    if (counts_ != nullptr) return {blocks_ + begins_[r], counts_[r]};
+    if (begins_ != nullptr) return {blocks_ + begins_[r], begins_[r + 1] - begins_[r]};
     return {blocks_ + std::size_t{r} * columns_, columns_};
   }
 
  private:
   const block_id* blocks_ = nullptr;
-  const std::uint32_t* offsets_ = nullptr;
+  const std::uint32_t* begins_ = nullptr;
+  const std::uint32_t* counts_ = nullptr;
   std::uint32_t rows_ = 0;
   std::uint32_t columns_ = 0;
 };

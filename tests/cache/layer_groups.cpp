@@ -127,7 +127,8 @@ class engine {
           append(v, values(2, batch[i]->tokens[p], p, layer, kind.kv_heads * head_dim));
         }
       using in = kvcache::rows_view<const float>;
-      cache.append(step, layer, in(k.data(), rows, kind.kv_heads, head_dim), in(v.data(), rows, kind.kv_heads, head_dim));
+      cache.append(step, layer, in(k.data(), rows, kind.kv_heads, head_dim),
+                   in(v.data(), rows, kind.kv_heads, head_dim));
       std::vector<float> out(q.size(), -9.0f);
       const in queries(q.data(), rows, query_heads, head_dim);
       const kvcache::rows_view<float> results(out.data(), rows, query_heads, head_dim);
@@ -173,7 +174,8 @@ constexpr double tolerance = 1e-5;
 
 }  // namespace
 
-TEST_CASE("cache<Policies, full, window>: prompts in chunks, decodes, reuse and forks read their own KV in every layer") {
+TEST_CASE(
+    "cache<Policies, full, window>: prompts in chunks, decodes, reuse and forks read their own KV in every layer") {
   const std::uint32_t window_tokens = GENERATE(1u, 5u, 16u, 23u);
   const std::uint32_t chunk = GENERATE(3u, 17u, 64u);
   CAPTURE(window_tokens, chunk);
@@ -209,7 +211,8 @@ TEST_CASE("cache<Policies, full, window>: a pool so small that groups take each 
   for (int round = 0; round < 40; ++round) {
     const auto topic = static_cast<std::int32_t>(random() % 4) * 1000;
     auto s = e.open(numbers(topic, 20 + random() % 40));
-    while (s.computed < s.tokens.size()) REQUIRE(e.run({&s}, 1 + static_cast<std::uint32_t>(random() % 20)) <= tolerance);
+    while (s.computed < s.tokens.size())
+      REQUIRE(e.run({&s}, 1 + static_cast<std::uint32_t>(random() % 20)) <= tolerance);
     REQUIRE(e.cache.close(s.id).has_value());
   }
   CHECK(e.cache.manager().statistics().evicted_blocks > 50);

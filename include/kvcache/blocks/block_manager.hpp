@@ -191,7 +191,7 @@ class block_manager {
     KVCACHE_ASSERT(layer_group < layer_group_count(), "no such layer group");
     const auto* s = sequences_.find(sequence);
     if (s == nullptr) return sequences_.stale(sequence);
-    return std::span<const block_id>(s->tables[layer_group]);
+    return std::span<const block_id>(s->held[layer_group].table);
   }
   /// Writes the slots of tokens [first, first + out.size()). stale_id. beyond_length: no block is there for them.
   /// O(out.size()).

@@ -28,22 +28,31 @@ inline void map_slots(std::span<const block_id> table, std::uint32_t block_size,
 
 namespace detail {
 
+/// The blocks of one sequence in one layer group.
+struct held_blocks {
+  std::vector<block_id> table;  // in the order of its tokens; null blocks behind a window
+  std::uint32_t first = 0;      // entries before it are null blocks
+  // Changes whenever an entry does other than by being appended, or being given back as behind the window; never the
+  // same for two sequences at one place.
+  std::uint32_t version = 0;
+};
+
 /// What the manager knows of one sequence.
 struct sequence_state {
   std::uint32_t generation = 0;
   bool open = false;
-  bool borrowed = false;                      // its tail blocks are cached with more content than its own
-  std::uint32_t length = 0;                   // accepted
-  std::uint32_t begun = 0;                    // length, and what steps not yet accepted add to it
-  std::uint32_t committed = 0;                // tokens whose content is known
-  mutable bool named = false;                 // within one call that takes several sequences
-  std::uint32_t open_steps = 0;               // steps begun with it and not yet accepted
-  std::uint64_t last_step = 0;                // number of the newest step that it takes part in
-  std::vector<std::vector<block_id>> tables;  // per layer group; null blocks behind a window
-  std::vector<std::uint32_t> first;           // per layer group: entries before it are null blocks
-  std::vector<content_id> heads;              // per chain: the content of its newest full committed block, or a root
-  std::vector<content_unit> tail;             // content of [tail_start, committed): what is not in full blocks yet
-  std::uint32_t tail_start = 0;
+  bool borrowed = false;           // its tail blocks are cached with more content than its own
+  bool owns_tail = false;          // nobody else holds, caches or copies the blocks that its next token goes to
+  std::uint32_t length = 0;        // accepted
+  std::uint32_t begun = 0;         // length, and what steps not yet accepted add to it
+  std::uint32_t committed = 0;     // tokens whose content is known
+  std::uint32_t open_steps = 0;    // steps begun with it and not yet accepted
+  std::uint32_t tail_start = 0;    // of `tail`
+  std::uint64_t last_step = 0;     // number of the newest step that it takes part in
+  mutable std::uint64_t call = 0;  // the newest call that named it among several
+  std::vector<held_blocks> held;   // per layer group
+  std::vector<content_id> heads;   // per chain: the content of its newest full committed block, or a root
+  std::vector<content_unit> tail;  // content of [tail_start, committed): what is not in full blocks yet
   std::vector<retention_range> retention;
 };
 
@@ -58,8 +67,7 @@ class sequence_table {
     if (unused_.empty()) {
       unused_.push_back(static_cast<std::uint32_t>(states_.size()));
       sequence_state& fresh = states_.emplace_back();
-      fresh.tables.resize(groups_);
-      fresh.first.resize(groups_);
+      fresh.held.resize(groups_);
       fresh.heads.resize(chains_);
     }
     const std::uint32_t index = unused_.back();
@@ -71,10 +79,10 @@ class sequence_table {
   void remove(std::uint32_t index) noexcept {
     sequence_state& s = states_[index];
     ++s.generation;
-    s.open = s.borrowed = false;
+    s.open = s.borrowed = s.owns_tail = false;
     s.length = s.begun = s.committed = s.open_steps = s.tail_start = 0;
     s.last_step = 0;
-    for (std::uint32_t& first : s.first) first = 0;
+    for (held_blocks& h : s.held) h.first = 0;
     s.tail.clear();
     s.retention.clear();
     unused_.push_back(index);

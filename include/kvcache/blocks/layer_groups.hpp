@@ -4,6 +4,7 @@
 #include <kvcache/error.hpp>
 #include <kvcache/types.hpp>
 
+#include <bit>
 #include <cstdint>
 #include <limits>
 #include <numeric>
@@ -21,6 +22,33 @@ struct layer_group {
   std::uint32_t window = full;    ///< newest tokens that a query sees, its own included; full: all of them
 };
 
+namespace detail {
+
+/// Divides by a number that is fixed at run time: a shift where that is a power of two, as block sizes mostly are. A
+/// division takes as long as all else that a decode costs in bookkeeping.
+class divisor {
+ public:
+  constexpr explicit divisor(std::uint32_t value) noexcept
+      : value_(value), shift_(std::has_single_bit(value) ? static_cast<unsigned>(std::countr_zero(value)) : no_shift) {}
+
+  [[nodiscard]] constexpr std::uint32_t value() const noexcept { return value_; }
+  [[nodiscard]] constexpr std::uint64_t quotient(std::uint64_t n) const noexcept {
+    return shift_ != no_shift ? n >> shift_ : n / value_;
+  }
+  [[nodiscard]] constexpr std::uint32_t remainder(std::uint64_t n) const noexcept {
+    return static_cast<std::uint32_t>(n - quotient(n) * value_);
+  }
+  /// Rounded up.
+  [[nodiscard]] constexpr std::uint64_t covering(std::uint64_t n) const noexcept { return quotient(n + value_ - 1); }
+
+ private:
+  static constexpr unsigned no_shift = ~0u;
+  std::uint32_t value_;
+  unsigned shift_;
+};
+
+}  // namespace detail
+
 /// Most tokens that a sequence can have: lengths are 32 bit.
 inline constexpr std::uint64_t max_length = (std::numeric_limits<std::uint32_t>::max)();
 
@@ -31,9 +59,9 @@ class layer_groups {
   /// No groups given: one of `block_size`. Raises invalid_argument on a block size or window of 0.
   layer_groups(std::span<const layer_group> groups, std::uint32_t block_size) {
     if (groups.empty())
-      groups_.push_back({{block_size}, 0});
+      groups_.push_back({{block_size}, detail::divisor(block_size)});
     else
-      for (const layer_group& g : groups) groups_.push_back({g, 0});
+      for (const layer_group& g : groups) groups_.push_back({g, detail::divisor(g.block_size)});
     for (std::size_t i = 0; i < groups_.size(); ++i) {
       entry& e = groups_[i];
       if (e.group.block_size == 0) refuse(i, "block size 0, at least 1 needed; give the tokens that a block holds");
@@ -43,8 +71,9 @@ class layer_groups {
       // A stride longer than any sequence is as good as any other such stride.
       const std::uint64_t common = stride_ / std::gcd(stride_, std::uint64_t{e.group.block_size});
       stride_ = common > max_length / e.group.block_size ? max_length + 1 : common * e.group.block_size;
-      while (e.chain < chains_.size() && chains_[e.chain] != e.group.block_size) ++e.chain;
-      if (e.chain == chains_.size()) chains_.push_back(e.group.block_size);
+      while (e.chain < chains_.size() && chains_[e.chain].value() != e.group.block_size) ++e.chain;
+      if (e.chain == chains_.size()) chains_.push_back(e.size);
+      any_windowed_ = any_windowed_ || e.group.window != layer_group::full;
     }
   }
 
@@ -56,6 +85,7 @@ class layer_groups {
   [[nodiscard]] bool windowed(std::uint32_t layer_group_index) const noexcept {
     return at(layer_group_index).group.window != layer_group::full;
   }
+  [[nodiscard]] bool any_windowed() const noexcept { return any_windowed_; }
   /// The largest block size.
   [[nodiscard]] std::uint32_t largest() const noexcept { return largest_; }
   /// Least common multiple of the block sizes.
@@ -67,13 +97,27 @@ class layer_groups {
     return at(layer_group_index).chain;
   }
   [[nodiscard]] std::uint32_t chain_block_size(std::uint32_t chain_index) const noexcept {
-    return chains_[chain_index];
+    return chains_[chain_index].value();
+  }
+  /// Tokens beyond the last full block.
+  [[nodiscard]] std::uint32_t chain_remainder(std::uint32_t chain_index, std::uint64_t tokens) const noexcept {
+    return chains_[chain_index].remainder(tokens);
+  }
+
+  /// The block that token number `token` is in, and its place there.
+  [[nodiscard]] std::uint64_t block_of(std::uint32_t layer_group_index, std::uint64_t token) const noexcept {
+    return at(layer_group_index).size.quotient(token);
+  }
+  [[nodiscard]] std::uint32_t offset_in_block(std::uint32_t layer_group_index, std::uint64_t token) const noexcept {
+    return at(layer_group_index).size.remainder(token);
   }
 
   /// The first block that the query after `tokens` tokens sees; those before it lie behind the window.
   [[nodiscard]] std::uint64_t first_needed(std::uint32_t layer_group_index, std::uint64_t tokens) const noexcept {
-    const layer_group& g = at(layer_group_index).group;
-    return windowed(layer_group_index) && tokens >= g.window ? (tokens - g.window + 1) / g.block_size : 0;
+    const entry& e = at(layer_group_index);
+    return tokens >= e.group.window && e.group.window != layer_group::full
+               ? e.size.quotient(tokens - e.group.window + 1)
+               : 0;
   }
   /// The fewest tokens after which a query sees nothing before block `first`.
   [[nodiscard]] std::uint64_t least_tokens(std::uint32_t layer_group_index, std::uint64_t first) const noexcept {
@@ -83,8 +127,7 @@ class layer_groups {
 
   /// Blocks of one group that hold `tokens` tokens.
   [[nodiscard]] std::uint64_t blocks_for(std::uint32_t layer_group_index, std::uint64_t tokens) const noexcept {
-    const std::uint32_t size_of_block = block_size(layer_group_index);
-    return tokens / size_of_block + (tokens % size_of_block != 0);
+    return at(layer_group_index).size.covering(tokens);
   }
   /// Blocks of all groups that hold `tokens` tokens. O(groups).
   [[nodiscard]] std::uint64_t blocks_for(std::uint64_t tokens) const noexcept {
@@ -108,6 +151,7 @@ class layer_groups {
  private:
   struct entry {
     layer_group group;
+    detail::divisor size;
     std::uint32_t chain = 0;
   };
 
@@ -120,7 +164,8 @@ class layer_groups {
   }
 
   std::vector<entry> groups_;
-  std::vector<std::uint32_t> chains_;  // block sizes
+  std::vector<detail::divisor> chains_;  // block sizes
+  bool any_windowed_ = false;
   std::uint32_t largest_ = 0;
   std::uint64_t stride_ = 1;
 };

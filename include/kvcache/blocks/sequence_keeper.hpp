@@ -77,12 +77,12 @@ class sequence_keeper {
     const content_id root = hold_found(s, request.keys, request.content);
     for (std::uint32_t g = 0; g < groups().size(); ++g) {
       blocks_.note_request(root, g, request.content, found_.blocks(g));
-      for (std::size_t i = s.first[g]; i < s.tables[g].size(); ++i) blocks_.note_reference(s.tables[g][i]);
+      for (std::size_t i = s.held[g].first; i < s.held[g].table.size(); ++i) blocks_.note_reference(s.held[g].table[i]);
     }
     set_retention(s, request.retention);
     for (std::uint32_t g = 0; g < groups().size(); ++g) {
       const std::uint64_t needed = blocks_to_hold(request, g);
-      while (s.tables[g].size() < needed) s.tables[g].push_back(blocks_.allocate());
+      while (s.held[g].table.size() < needed) s.held[g].table.push_back(blocks_.allocate());
     }
     ++statistics.opened_sequences;
     statistics.queried_tokens += request.content.size();
@@ -103,16 +103,17 @@ class sequence_keeper {
     sequence_state& to = *states_.find(id);
     for (std::uint32_t g = 0; g < groups().size(); ++g) {
       const auto shared = static_cast<std::ptrdiff_t>(groups().blocks_for(g, tokens));
-      grow(to.tables[g], static_cast<std::size_t>(shared));
-      to.tables[g].assign(from.tables[g].begin(), from.tables[g].begin() + shared);
-      to.first[g] = from.first[g] < shared ? from.first[g] : static_cast<std::uint32_t>(shared);
-      for (std::size_t i = to.first[g]; i < to.tables[g].size(); ++i) blocks_.add_holder(to.tables[g][i]);
+      grow(to.held[g].table, static_cast<std::size_t>(shared));
+      to.held[g].table.assign(from.held[g].table.begin(), from.held[g].table.begin() + shared);
+      to.held[g].first = from.held[g].first < shared ? from.held[g].first : static_cast<std::uint32_t>(shared);
+      for (std::size_t i = to.held[g].first; i < to.held[g].table.size(); ++i) blocks_.add_holder(to.held[g].table[i]);
       restore_window(from, to, g, tokens);
     }
     carry_content(from, to, tokens);
     grow(to.retention, from.retention.size());
     to.retention.assign(from.retention.begin(), from.retention.end());
     to.borrowed = from.borrowed && tokens > from.tail_start;
+    states_.find(sequence)->owns_tail = false;
     to.length = to.begun = tokens;
     return id;
   }
@@ -126,6 +127,7 @@ class sequence_keeper {
       return failure{errc::behind_window, tokens, least};
 
     s->borrowed = s->borrowed && tokens > s->tail_start;
+    s->owns_tail = s->owns_tail && tokens == s->length;
     for (std::uint32_t g = 0; g < groups().size(); ++g) restore_window(*s, *s, g, tokens);
     if (tokens < s->committed) carry_content(*s, *s, tokens);
     s->length = s->begun = tokens;
@@ -157,14 +159,14 @@ class sequence_keeper {
       // As far as the next block's end in any chain.
       std::size_t count = tokens.size() - done;
       for (std::uint32_t c = 0; c < groups().chains(); ++c) {
-        const std::size_t missing = groups().chain_block_size(c) - s->committed % groups().chain_block_size(c);
+        const std::size_t missing = groups().chain_block_size(c) - groups().chain_remainder(c, s->committed);
         if (missing < count) count = missing;
       }
       s->committed += static_cast<std::uint32_t>(count);
       done += count;
       for (std::uint32_t c = 0; c < groups().chains(); ++c) {
         const std::uint32_t size = groups().chain_block_size(c);
-        if (s->committed % size != 0) continue;
+        if (groups().chain_remainder(c, s->committed) != 0) continue;
         const std::uint32_t first = s->committed - size;
         const content_id content =
             tree().obtain(s->heads[c], c,
@@ -227,19 +229,20 @@ class sequence_keeper {
   /// Gives back what has left the windows of a sequence and can be found by its content, and, committed or not, what
   /// had left them when it had `surely` tokens.
   void release_behind(sequence_state& s, std::uint32_t surely) noexcept {
+    if (!groups().any_windowed()) return;
     bool begun = false;
     for (std::uint32_t g = 0; g < groups().size(); ++g) {
       if (!groups().windowed(g)) continue;
-      const std::uint64_t committed = s.committed / groups().block_size(g);
+      const std::uint64_t committed = groups().block_of(g, s.committed);
       const std::uint64_t behind = groups().first_needed(g, s.length);
       const std::uint64_t long_behind = groups().first_needed(g, surely);
       std::uint64_t until = committed < behind ? committed : behind;
       if (until < long_behind) until = long_behind;
-      if (until <= s.first[g]) continue;
+      if (until <= s.held[g].first) continue;
       if (!std::exchange(begun, true)) blocks_.new_batch();
-      for (std::uint64_t i = until; i-- > s.first[g];)
-        blocks_.let_go(std::exchange(s.tables[g][i], null_block), s.last_step);
-      s.first[g] = static_cast<std::uint32_t>(until);
+      for (std::uint64_t i = until; i-- > s.held[g].first;)
+        blocks_.let_go(std::exchange(s.held[g].table[i], null_block), s.last_step);
+      s.held[g].first = static_cast<std::uint32_t>(until);
     }
     if (begun) blocks_.flush();
   }
@@ -252,7 +255,7 @@ class sequence_keeper {
       std::uint32_t group = groups().size();
       std::uint64_t latest = 0;
       for (std::uint32_t g = 0; g < groups().size(); ++g) {
-        const std::uint64_t end = s.tables[g].size();
+        const std::uint64_t end = s.held[g].table.size();
         if (end <= keep(g)) continue;
         const std::uint64_t start = (end - 1) * groups().block_size(g);
         if (group != groups().size() && start <= latest) continue;
@@ -260,12 +263,13 @@ class sequence_keeper {
         latest = start;
       }
       if (group == groups().size()) break;
-      const block_id block = s.tables[group].back();
-      s.tables[group].pop_back();
+      const block_id block = s.held[group].table.back();
+      s.held[group].table.pop_back();
+      ++s.held[group].version;
       if (block != null_block)
         blocks_.let_go(block, step_number);
-      else if (s.first[group] > s.tables[group].size())
-        s.first[group] = static_cast<std::uint32_t>(s.tables[group].size());
+      else if (s.held[group].first > s.held[group].table.size())
+        s.held[group].first = static_cast<std::uint32_t>(s.held[group].table.size());
     }
     blocks_.flush();
   }
@@ -291,14 +295,14 @@ class sequence_keeper {
         tree().drop_user(std::exchange(s.heads[c], tree().obtain(s.heads[c], c, content.sub(i * size, size))));
     }
     for (std::uint32_t g = 0; g < groups().size(); ++g) {
-      std::vector<block_id>& table = s.tables[g];
+      std::vector<block_id>& table = s.held[g].table;
       const std::uint32_t hits = found_.blocks(g);
-      s.first[g] = found_.first(g);
+      s.held[g].first = found_.first(g);
       grow(table, std::size_t{hits} + 1);
       table.assign(hits, null_block);
-      for (std::uint32_t i = s.first[g]; i < hits; ++i) table[i] = found_.block(g, i);
+      for (std::uint32_t i = s.held[g].first; i < hits; ++i) table[i] = found_.block(g, i);
       if (found_.source() != no_content) table.push_back(index().block(found_.source(), g));
-      for (std::size_t i = s.first[g]; i < table.size(); ++i) blocks_.add_holder(table[i]);
+      for (std::size_t i = s.held[g].first; i < table.size(); ++i) blocks_.add_holder(table[i]);
     }
     s.length = s.begun = s.committed = found_.tokens();
     s.tail_start = static_cast<std::uint32_t>(found_.whole());
@@ -345,7 +349,7 @@ class sequence_keeper {
   [[nodiscard]] std::uint32_t tail_start(std::uint32_t tokens) const noexcept {
     std::uint32_t start = tokens;
     for (std::uint32_t c = 0; c < groups().chains(); ++c) {
-      const std::uint32_t first = tokens - tokens % groups().chain_block_size(c);
+      const std::uint32_t first = tokens - groups().chain_remainder(c, tokens);
       if (first < start) start = first;
     }
     return start;
@@ -403,7 +407,7 @@ class sequence_keeper {
     for (std::uint32_t g = 0; g < groups().size(); ++g) {
       if (!groups().windowed(g)) continue;
       restorable = restorable && window_can_be_restored(s, g, tokens);
-      const std::uint64_t held = groups().least_tokens(g, s.first[g]);
+      const std::uint64_t held = groups().least_tokens(g, s.held[g].first);
       if (held > least) least = held;
     }
     if (restorable) return tokens;
@@ -413,7 +417,7 @@ class sequence_keeper {
                                             std::uint32_t tokens) const noexcept {
     const std::uint64_t first = groups().first_needed(group, tokens);
     std::uint64_t end = groups().blocks_for(group, tokens);
-    if (end > s.first[group]) end = s.first[group];
+    if (end > s.held[group].first) end = s.held[group].first;
     if (first >= end) return true;
     if (end > s.committed / groups().block_size(group)) return false;
     content_id at = content_at(s, groups().chain(group), end - 1);
@@ -427,19 +431,20 @@ class sequence_keeper {
                       std::uint32_t tokens) noexcept {
     const std::uint64_t first = groups().first_needed(group, tokens);
     std::uint64_t end = groups().blocks_for(group, tokens);
-    if (end > from.first[group]) end = from.first[group];
+    if (end > from.held[group].first) end = from.held[group].first;
     if (first >= end) return;
     content_id at = content_at(from, groups().chain(group), end - 1);
     for (std::uint64_t i = end; i-- > first; at = tree().parent(at)) {
-      to.tables[group][i] = index().block(at, group);
-      blocks_.add_holder(to.tables[group][i]);
+      to.held[group].table[i] = index().block(at, group);
+      blocks_.add_holder(to.held[group].table[i]);
     }
-    to.first[group] = static_cast<std::uint32_t>(first);
+    to.held[group].first = static_cast<std::uint32_t>(first);
+    ++to.held[group].version;
   }
 
   /// Keys the block that ends where the sequence is committed to.
   void commit_block(sequence_state& s, std::uint32_t group, content_id content) noexcept {
-    block_id& entry = s.tables[group][s.committed / groups().block_size(group) - 1];
+    block_id& entry = s.held[group].table[groups().block_of(group, s.committed) - 1];
     const block_id own = entry;
     const block_id cached = index().block(content, group);
     if (own == null_block || cached == own) return;
@@ -448,6 +453,7 @@ class sequence_keeper {
       blocks_.note_reference(cached);
       retain(s, s.committed - groups().block_size(group), cached);
       entry = cached;
+      ++s.held[group].version;
       blocks_.let_go(own, s.last_step);
       return;
     }
@@ -470,8 +476,8 @@ class sequence_keeper {
     s.retention.assign(ranges.begin(), ranges.end());
     if (ranges.empty()) return;
     for (std::uint32_t g = 0; g < groups().size(); ++g)
-      for (std::size_t i = s.first[g]; i < s.tables[g].size(); ++i)
-        if (index().contains(s.tables[g][i])) retain(s, i * groups().block_size(g), s.tables[g][i]);
+      for (std::size_t i = s.held[g].first; i < s.held[g].table.size(); ++i)
+        if (index().contains(s.held[g].table[i])) retain(s, i * groups().block_size(g), s.held[g].table[i]);
   }
   /// Of a cached block that begins with a token.
   void retain(const sequence_state& s, std::uint64_t token, block_id block) noexcept {

@@ -34,9 +34,19 @@ struct step_record {
     bool borrowed = false;  // the sequence's tail was another's
     bool spare = false;     // the copy lies in a block that the sequence held for it
   };
+  // A copy of one sequence's table, which is brought up to date when the record is used again.
+  struct table_copy {
+    std::uint32_t begin = 0;
+    std::uint32_t room = 0;
+    std::uint32_t count = 0;
+    std::uint32_t first = 0;
+    std::uint32_t version = 0;
+  };
   struct group_arrays {
     std::vector<block_id> blocks;
-    std::vector<std::uint32_t> offsets;
+    std::vector<table_copy> copies;  // by index of the sequence
+    std::vector<std::uint32_t> begins;
+    std::vector<std::uint32_t> counts;
     std::vector<block_id> padded;
     std::vector<slot_id> slots;
     std::vector<std::uint32_t> blocks_before;  // per row: length of the sequence's table before the step
@@ -101,27 +111,27 @@ class [[nodiscard]] step {
   /// Steps end in the order of their numbers. Precondition, as for all views below: open.
   [[nodiscard]] std::uint64_t number() const noexcept { return checked().number; }
 
-  /// Tables in CSR, lengths and slots of one layer group, a row for each want in their order. O(1).
+  /// Tables (ragged), lengths and slots of one layer group, a row for each want in their order. O(1).
   [[nodiscard]] batch_view batch(std::uint32_t layer_group = 0) const noexcept {
     const detail::step_record& r = checked();
     const auto& g = group(layer_group);
-    return {r.query_offsets, r.kv_lengths, block_tables::csr(g.blocks.data(), g.offsets), g.slots, g.block_size};
+    return {r.query_offsets, r.kv_lengths, block_tables::ragged(g.blocks.data(), g.begins, g.counts), g.slots,
+            g.block_size};
   }
 
   /// The same tables padded with null blocks to the longest row. O(rows * columns) the first time, then O(1). The
   /// first call fills the array, so it must not run beside another on the same step.
   [[nodiscard]] block_tables padded(std::uint32_t layer_group = 0) const noexcept {
     auto& g = group(layer_group);
-    const std::size_t rows = g.offsets.size() - 1;
+    const std::size_t rows = g.counts.size();
     std::size_t columns = 0;
-    for (std::size_t r = 0; r < rows; ++r)
-      if (g.offsets[r + 1] - g.offsets[r] > columns) columns = g.offsets[r + 1] - g.offsets[r];
+    for (const std::uint32_t count : g.counts)
+      if (count > columns) columns = count;
     if (g.padded.empty() && rows * columns != 0) {
       detail::grow(g.padded, rows * columns);
       g.padded.assign(rows * columns, null_block);
       for (std::size_t r = 0; r < rows; ++r)
-        for (std::uint32_t i = g.offsets[r]; i < g.offsets[r + 1]; ++i)
-          g.padded[r * columns + (i - g.offsets[r])] = g.blocks[i];
+        for (std::uint32_t i = 0; i < g.counts[r]; ++i) g.padded[r * columns + i] = g.blocks[g.begins[r] + i];
     }
     return block_tables::padded(g.padded.data(), static_cast<std::uint32_t>(rows), static_cast<std::uint32_t>(columns));
   }

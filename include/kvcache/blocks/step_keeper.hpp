@@ -28,15 +28,8 @@ class step_keeper final : public step_owner {
     std::uint64_t needed = 0;
     std::uint64_t optional = 0;
     const result<void> counted = count_wants(wants, needed, optional);
-    for (const want& w : wants) {
-      const sequence_state* s = sequences_.find(w.sequence);
-      if (s == nullptr || !s->named) continue;
-      s->named = false;
-      for (std::uint32_t g = 0; g < groups().size(); ++g) {
-        if (s->begun % groups().block_size(g) == 0) continue;
-        marks_[tail_of(*s, g)] = {};
-      }
-    }
+    for (const block_id tail : marked_) marks_[tail] = {};
+    marked_.clear();
     if (!counted) return counted.error();
     if (needed + optional <= blocks_.pool.counts().available()) return needed + optional;
     for (tail_action& t : tails_)
@@ -52,11 +45,12 @@ class step_keeper final : public step_owner {
 
     step_record& r = blocks_.steps.push();
     blocks_.new_batch();
-    for (const want& w : wants) {
-      sequence_state& s = *sequences_.find(w.sequence);
-      r.rows.push_back({w.sequence, w.tokens, s.begun, s.last_step});
+    grow(r.rows, wants.size());
+    for (std::size_t i = 0; i < wants.size(); ++i) {
+      sequence_state& s = *sequences_.find(wants[i].sequence);
+      r.rows.push_back({wants[i].sequence, wants[i].tokens, s.begun, s.last_step});
       make_room(r, s);
-      s.begun += w.tokens;
+      s.begun += wants[i].tokens;
       s.last_step = r.number;
       ++s.open_steps;
     }
@@ -138,7 +132,7 @@ class step_keeper final : public step_owner {
 
   [[nodiscard]] const layer_groups& groups() const noexcept { return blocks_.groups; }
   [[nodiscard]] block_id tail_of(const sequence_state& s, std::uint32_t group) const noexcept {
-    return s.tables[group][s.begun / groups().block_size(group)];
+    return s.held[group].table[groups().block_of(group, s.begun)];
   }
 
   /// Whether a sequence may write into its tail block, which holds other content than it will: it is the only holder,
@@ -158,38 +152,40 @@ class step_keeper final : public step_owner {
   /// done with tails; marks sequences as named and tail blocks as copied on the way.
   result<void> count_wants(std::span<const want> wants, std::uint64_t& needed, std::uint64_t& optional) const noexcept {
     const step_queue& steps = blocks_.steps;
+    const std::uint32_t group_count = groups().size();
     std::uint64_t tokens = 0;
-    tails_.clear();
+    tails_.assign(wants.size() * group_count, tail_action::write_in_place);
+    ++calls_;
+    tail_action* action = tails_.data();
     for (const want& w : wants) {
       const sequence_state* s = sequences_.find(w.sequence);
       if (s == nullptr) return sequences_.stale(w.sequence);
-      if (s->named) return failure{errc::duplicate_id, w.sequence.index, 1};
-      s->named = true;
+      if (s->call == calls_) return failure{errc::duplicate_id, w.sequence.index, 1};
+      s->call = calls_;
       const std::uint64_t end = std::uint64_t{s->begun} + w.tokens;
       tokens += w.tokens;
       const std::uint64_t longest = end > tokens ? end : tokens;
       if (longest > max_length) return failure{errc::beyond_length, longest, max_length};
       std::uint64_t total = 0;
-      for (std::uint32_t g = 0; g < groups().size(); ++g)
-        total += groups().blocks_for(g, end) - groups().first_needed(g, s->begun);
-      if (total > blocks_.pool.capacity()) return failure{errc::exceeds_pool, total, blocks_.pool.capacity()};
-      for (std::uint32_t g = 0; g < groups().size(); ++g) {
+      for (std::uint32_t g = 0; g < group_count; ++g, ++action) {
         const std::uint64_t blocks = groups().blocks_for(g, end);
-        const std::uint64_t held = s->tables[g].size();
+        const std::uint64_t held = s->held[g].table.size();
+        total += blocks - groups().first_needed(g, s->begun);
         if (blocks > held) needed += blocks - held;
-        tails_.push_back(tail_action::write_in_place);
-        if (w.tokens == 0 || s->begun % groups().block_size(g) == 0) continue;
+        if (s->owns_tail || w.tokens == 0 || groups().offset_in_block(g, s->begun) == 0) continue;
         const block_id tail = tail_of(*s, g);
         if (!writes_in_place(tail)) {
-          tails_.back() = s->borrowed && held > blocks ? tail_action::copy_to_spare : tail_action::copy;
-          needed += tails_.back() == tail_action::copy;
+          *action = s->borrowed && held > blocks ? tail_action::copy_to_spare : tail_action::copy;
+          needed += *action == tail_action::copy;
           ++marks_[tail].copies;
           if (steps.in_flight(s->last_step)) marks_[tail].copier_in_flight = true;
+          marked_.push_back(tail);
         } else if (s->borrowed) {
-          tails_.back() = held > blocks ? tail_action::copy_to_spare : tail_action::copy_if_room;
-          optional += tails_.back() == tail_action::copy_if_room;
+          *action = held > blocks ? tail_action::copy_to_spare : tail_action::copy_if_room;
+          optional += *action == tail_action::copy_if_room;
         }
       }
+      if (total > blocks_.pool.capacity()) return failure{errc::exceeds_pool, total, blocks_.pool.capacity()};
     }
     return {};
   }
@@ -200,12 +196,12 @@ class step_keeper final : public step_owner {
     const std::uint32_t start = r.rows[row].start;
     const std::uint32_t tokens = r.rows[row].tokens;
     for (std::uint32_t g = 0; g < groups().size(); ++g) {
-      std::vector<block_id>& table = s.tables[g];
+      std::vector<block_id>& table = s.held[g].table;
       r.groups[g].blocks_before.push_back(static_cast<std::uint32_t>(table.size()));
       if (tokens == 0) continue;
-      if (start % groups().block_size(g) != 0) {
+      if (!s.owns_tail && groups().offset_in_block(g, start) != 0) {
         const tail_action action = tails_[std::size_t{row} * groups().size() + g];
-        const block_id tail = table[start / groups().block_size(g)];
+        const block_id tail = table[groups().block_of(g, start)];
         if (action != tail_action::write_in_place) {
           copy_tail(r, row, g, s, action == tail_action::copy_to_spare);
         } else if (blocks_.index.contains(tail)) {
@@ -216,14 +212,16 @@ class step_keeper final : public step_owner {
       const std::uint64_t blocks = groups().blocks_for(g, std::uint64_t{start} + tokens);
       while (table.size() < blocks) table.push_back(blocks_.allocate());
     }
-    if (tokens != 0) s.borrowed = false;
+    if (tokens == 0) return;
+    s.borrowed = false;
+    s.owns_tail = true;
   }
 
   /// Replaces the tail block of a table by one for a copy of the tokens in it: the last of the table, or a new one.
   void copy_tail(step_record& r, std::uint32_t row, std::uint32_t group, sequence_state& s, bool spare) noexcept {
-    const std::uint32_t block_size = groups().block_size(group);
-    std::vector<block_id>& table = s.tables[group];
-    block_id& entry = table[r.rows[row].start / block_size];
+    std::vector<block_id>& table = s.held[group].table;
+    block_id& entry = table[groups().block_of(group, r.rows[row].start)];
+    ++s.held[group].version;
     const block_id source = entry;
     r.replacements.push_back({row, group, source, blocks_.uses[source].copied_in, s.borrowed, spare});
     blocks_.uses[source].copied_in = r.number;
@@ -233,31 +231,80 @@ class step_keeper final : public step_owner {
     } else {
       entry = blocks_.allocate();
     }
-    r.copies.push_back({group, source, entry, r.rows[row].start % block_size});
+    r.copies.push_back({group, source, entry, groups().offset_in_block(group, r.rows[row].start)});
     blocks_.let_go(source, 0);  // copied_in names this step, which ends after all earlier ones of the sequence
   }
 
   /// Fills the arrays that the step's views show.
   void describe(step_record& r) noexcept {
-    r.query_offsets.push_back(0);
-    for (const step_record::row& row : r.rows) {
-      r.query_offsets.push_back(r.query_offsets.back() + row.tokens);
-      r.kv_lengths.push_back(row.start + row.tokens);
+    const std::size_t rows = r.rows.size();
+    resize(r.query_offsets, rows + 1);
+    resize(r.kv_lengths, rows);
+    std::uint32_t queries = 0;
+    for (std::size_t i = 0; i < rows; ++i) {
+      r.query_offsets[i] = queries;
+      queries += r.rows[i].tokens;
+      r.kv_lengths[i] = r.rows[i].start + r.rows[i].tokens;
     }
+    r.query_offsets[rows] = queries;
     for (std::uint32_t g = 0; g < groups().size(); ++g) {
       step_record::group_arrays& arrays = r.groups[g];
-      grow(arrays.slots, r.query_offsets.back());
-      arrays.slots.resize(r.query_offsets.back());
-      arrays.offsets.push_back(0);
-      for (std::size_t i = 0; i < r.rows.size(); ++i) {
-        const std::vector<block_id>& table = sequences_.find(r.rows[i].sequence)->tables[g];
-        const auto used = static_cast<std::ptrdiff_t>(groups().blocks_for(g, r.kv_lengths[i]));
-        grow(arrays.blocks, arrays.blocks.size() + static_cast<std::size_t>(used));
-        arrays.blocks.insert(arrays.blocks.end(), table.begin(), table.begin() + used);
-        arrays.offsets.push_back(static_cast<std::uint32_t>(arrays.blocks.size()));
-        map_slots(table, arrays.block_size, r.rows[i].start,
-                  std::span<slot_id>(arrays.slots).subspan(r.query_offsets[i], r.rows[i].tokens));
+      resize(arrays.slots, queries);
+      resize(arrays.begins, rows);
+      resize(arrays.counts, rows);
+      std::size_t entries = 0;
+      for (std::size_t i = 0; i < rows; ++i) {
+        const step_record::row& row = r.rows[i];
+        const held_blocks& held = sequences_.find(row.sequence)->held[g];
+        const auto used = static_cast<std::uint32_t>(groups().blocks_for(g, r.kv_lengths[i]));
+        arrays.begins[i] = copy_table(arrays, row.sequence.index, held, used);
+        arrays.counts[i] = used;
+        entries += used;
+        if (row.tokens == 1)  // a decode, for which the loop below is long
+          arrays.slots[r.query_offsets[i]] =
+              make_slot(held.table[used - 1], groups().offset_in_block(g, row.start), arrays.block_size);
+        else
+          map_slots(held.table, arrays.block_size, row.start,
+                    std::span<slot_id>(arrays.slots).subspan(r.query_offsets[i], row.tokens));
       }
+      // Copies of tables that were long once are not kept for ever.
+      constexpr std::size_t slack = 4096;
+      if (arrays.blocks.size() > 8 * entries + slack) start_over(r, g);
+    }
+  }
+  template <class T>
+  static void resize(std::vector<T>& v, std::size_t size) {
+    grow(v, size);
+    v.resize(size);
+  }
+
+  /// Where the record has the first `used` entries of a table: what it had of them is brought up to date.
+  static std::uint32_t copy_table(step_record::group_arrays& arrays, std::uint32_t sequence, const held_blocks& held,
+                                  std::uint32_t used) noexcept {
+    if (sequence >= arrays.copies.size()) arrays.copies.resize(std::size_t{sequence} + 1 + sequence / 2);
+    step_record::table_copy& copy = arrays.copies[sequence];
+    if (copy.version != held.version) copy.count = copy.first = 0;
+    copy.version = held.version;
+    if (used > copy.room) {
+      copy.room = 2 * used;
+      copy.begin = static_cast<std::uint32_t>(arrays.blocks.size());
+      copy.count = copy.first = 0;
+      resize(arrays.blocks, arrays.blocks.size() + copy.room);
+    }
+    block_id* const to = arrays.blocks.data() + copy.begin;
+    for (; copy.first < held.first && copy.first < copy.count; ++copy.first) to[copy.first] = null_block;
+    if (copy.first < held.first) copy.first = held.first;
+    for (; copy.count < used; ++copy.count) to[copy.count] = held.table[copy.count];
+    return copy.begin;
+  }
+  /// Lays out the copies of one group anew, with those of the step alone.
+  void start_over(step_record& r, std::uint32_t group) noexcept {
+    step_record::group_arrays& arrays = r.groups[group];
+    arrays.blocks.clear();
+    for (step_record::table_copy& copy : arrays.copies) copy = {};
+    for (std::size_t i = 0; i < r.rows.size(); ++i) {
+      const sequence_id sequence = r.rows[i].sequence;
+      arrays.begins[i] = copy_table(arrays, sequence.index, sequences_.find(sequence)->held[group], arrays.counts[i]);
     }
   }
 
@@ -278,8 +325,9 @@ class step_keeper final : public step_owner {
     sequence_state* s = sequences_.find(row.sequence);
     for (std::uint32_t g = groups().size(); g-- > 0;) {
       if (s != nullptr) {
-        std::vector<block_id>& table = s->tables[g];
+        std::vector<block_id>& table = s->held[g].table;
         for (; table.size() > r.groups[g].blocks_before[i]; table.pop_back()) blocks_.free_unused(table.back());
+        ++s->held[g].version;
       }
       if (r.replacements.empty() || r.replacements.back().row != i || r.replacements.back().group != g) continue;
       const step_record::replacement was = r.replacements.back();
@@ -290,18 +338,19 @@ class step_keeper final : public step_owner {
         if (row.previous_step > use.released_in) use.released_in = row.previous_step;
         continue;
       }
-      block_id& entry = s->tables[g][row.start / groups().block_size(g)];
+      block_id& entry = s->held[g].table[groups().block_of(g, row.start)];
       const block_id copy = entry;
       entry = was.source;
       blocks_.add_holder(was.source);
       s->borrowed = was.borrowed;
       if (was.spare)
-        s->tables[g].push_back(copy);
+        s->held[g].table.push_back(copy);
       else
         blocks_.free_unused(copy);
     }
     if (s == nullptr) return;
     s->begun = row.start;
+    s->owns_tail = false;
     s->last_step = row.previous_step;
     --s->open_steps;
   }
@@ -313,7 +362,9 @@ class step_keeper final : public step_owner {
   block_keeper<Eviction>& blocks_;
   sequence_keeper<Eviction>& sequences_;
   mutable std::vector<tail_mark> marks_;    // by block, cleared after each count
+  mutable std::vector<block_id> marked_;    // the blocks in marks_ that are not clear
   mutable std::vector<tail_action> tails_;  // per want and group, as count_wants found
+  mutable std::uint64_t calls_ = 0;
 };
 
 }  // namespace kvcache::detail

@@ -75,8 +75,8 @@ class step_queue {
     r.copies.clear();
     r.replacements.clear();
     for (auto& g : r.groups) {
-      g.blocks.clear();
-      g.offsets.clear();
+      g.begins.clear();
+      g.counts.clear();
       g.padded.clear();
       g.slots.clear();
       g.blocks_before.clear();
