@@ -37,23 +37,32 @@ struct held_blocks {
   std::uint32_t version = 0;
 };
 
-/// What the manager knows of one sequence.
-struct sequence_state {
+/// What the manager knows of one sequence. The first line is all that a decode within a block looks at.
+struct alignas(64) sequence_state {
   std::uint32_t generation = 0;
   bool open = false;
-  bool borrowed = false;           // its tail blocks are cached with more content than its own
-  bool owns_tail = false;          // nobody else holds, caches or copies the blocks that its next token goes to
-  std::uint32_t length = 0;        // accepted
-  std::uint32_t begun = 0;         // length, and what steps not yet accepted add to it
-  std::uint32_t committed = 0;     // tokens whose content is known
-  std::uint32_t open_steps = 0;    // steps begun with it and not yet accepted
-  std::uint32_t tail_start = 0;    // of `tail`
-  std::uint64_t last_step = 0;     // number of the newest step that it takes part in
-  mutable std::uint64_t call = 0;  // the newest call that named it among several
+  bool borrowed = false;         // its tail blocks are cached with more content than its own
+  bool owns_tail = false;        // nobody else holds, caches or copies the blocks that its next token goes to
+  std::uint32_t length = 0;      // accepted
+  std::uint32_t begun = 0;       // length, and what steps not yet accepted add to it
+  std::uint32_t committed = 0;   // tokens whose content is known
+  std::uint32_t open_steps = 0;  // steps begun with it and not yet accepted
+  std::uint32_t room = 0;        // tokens after `begun` that its tables are known to have blocks for
+  std::uint32_t changes = 0;     // of its tables so far, never the same for two sequences at one place
+  std::uint64_t last_step = 0;   // number of the newest step that it takes part in
+  std::uint64_t call = 0;        // the newest call that named it among several
+
   std::vector<held_blocks> held;   // per layer group
   std::vector<content_id> heads;   // per chain: the content of its newest full committed block, or a root
   std::vector<content_unit> tail;  // content of [tail_start, committed): what is not in full blocks yet
+  std::uint32_t tail_start = 0;
   std::vector<retention_range> retention;
+
+  /// To be called when a table changes, with what is known of its room then.
+  void changed(std::uint32_t new_room = 0) noexcept {
+    ++changes;
+    room = new_room;
+  }
 };
 
 /// The sequences of a manager. Places are used again with the arrays they have grown, so memory follows the tokens that
@@ -81,6 +90,7 @@ class sequence_table {
     ++s.generation;
     s.open = s.borrowed = s.owns_tail = false;
     s.length = s.begun = s.committed = s.open_steps = s.tail_start = 0;
+    s.changed();
     s.last_step = 0;
     for (held_blocks& h : s.held) h.first = 0;
     s.tail.clear();

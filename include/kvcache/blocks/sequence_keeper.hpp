@@ -186,7 +186,7 @@ class sequence_keeper {
       s->tail.erase(s->tail.begin(), s->tail.begin() + (rest - s->tail_start));
     }
     s->tail_start = rest;
-    release_behind(*s, 0);
+    if (groups().any_windowed()) release_behind(*s, 0);
     return {};
   }
 
@@ -229,7 +229,6 @@ class sequence_keeper {
   /// Gives back what has left the windows of a sequence and can be found by its content, and, committed or not, what
   /// had left them when it had `surely` tokens.
   void release_behind(sequence_state& s, std::uint32_t surely) noexcept {
-    if (!groups().any_windowed()) return;
     bool begun = false;
     for (std::uint32_t g = 0; g < groups().size(); ++g) {
       if (!groups().windowed(g)) continue;
@@ -244,12 +243,15 @@ class sequence_keeper {
         blocks_.let_go(std::exchange(s.held[g].table[i], null_block), s.last_step);
       s.held[g].first = static_cast<std::uint32_t>(until);
     }
-    if (begun) blocks_.flush();
+    if (!begun) return;
+    s.changed(s.room);
+    blocks_.flush();
   }
 
   /// Gives back the blocks of each group beyond the first keep(group), the last tokens' first.
   template <class Keep>
   void release_beyond(sequence_state& s, std::uint64_t step_number, Keep&& keep) noexcept {
+    s.changed();
     blocks_.new_batch();
     for (;;) {
       std::uint32_t group = groups().size();
@@ -440,6 +442,7 @@ class sequence_keeper {
     }
     to.held[group].first = static_cast<std::uint32_t>(first);
     ++to.held[group].version;
+    to.changed();
   }
 
   /// Keys the block that ends where the sequence is committed to.
@@ -454,6 +457,7 @@ class sequence_keeper {
       retain(s, s.committed - groups().block_size(group), cached);
       entry = cached;
       ++s.held[group].version;
+      s.changed(s.room);
       blocks_.let_go(own, s.last_step);
       return;
     }

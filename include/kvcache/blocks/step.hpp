@@ -24,6 +24,7 @@ struct step_record {
     std::uint32_t tokens = 0;
     std::uint32_t start = 0;          // length before the step
     std::uint64_t previous_step = 0;  // the sequence's newest step before this one
+    bool grew = false;                // its tables changed
   };
   // A tail block that was copied because someone else holds it, for rolling back.
   struct replacement {
@@ -36,11 +37,14 @@ struct step_record {
   };
   // A copy of one sequence's table, which is brought up to date when the record is used again.
   struct table_copy {
+    std::uint32_t changes = 0;  // of the sequence, when the copy was up to date
+    std::uint32_t version = 0;
     std::uint32_t begin = 0;
     std::uint32_t room = 0;
     std::uint32_t count = 0;
     std::uint32_t first = 0;
-    std::uint32_t version = 0;
+    std::uint32_t tail = ~0u;  // an entry, and the slot that token 0 would have if all before lay in front of it
+    slot_id tail_slot = 0;
   };
   struct group_arrays {
     std::vector<block_id> blocks;

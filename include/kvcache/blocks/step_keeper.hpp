@@ -45,11 +45,15 @@ class step_keeper final : public step_owner {
 
     step_record& r = blocks_.steps.push();
     blocks_.new_batch();
-    grow(r.rows, wants.size());
+    resize(r.rows, wants.size());
+    for (auto& g : r.groups) resize(g.blocks_before, wants.size());
     for (std::size_t i = 0; i < wants.size(); ++i) {
-      sequence_state& s = *sequences_.find(wants[i].sequence);
-      r.rows.push_back({wants[i].sequence, wants[i].tokens, s.begun, s.last_step});
-      make_room(r, s);
+      sequence_state& s = *named_[i];
+      r.rows[i] = {wants[i].sequence, wants[i].tokens, s.begun, s.last_step};
+      if (has_room(s, wants[i].tokens))
+        s.room -= wants[i].tokens;
+      else
+        make_room(r, static_cast<std::uint32_t>(i), s);
       s.begun += wants[i].tokens;
       s.last_step = r.number;
       ++s.open_steps;
@@ -80,6 +84,9 @@ class step_keeper final : public step_owner {
       --s->open_steps;
       if (count != tokens) {
         s->begun = s->length;
+        s->room = 0;
+      }
+      if (count != tokens && r.rows[i].grew) {
         // What the sequence held before the step was reserved for it and stays so.
         sequences_.release_beyond(*s, r.number, [&](std::uint32_t g) {
           const std::uint64_t before = r.groups[g].blocks_before[i];
@@ -87,7 +94,7 @@ class step_keeper final : public step_owner {
           return before > filled ? before : filled;
         });
       }
-      sequences_.release_behind(*s, r.rows[i].start);
+      if (groups().any_windowed()) sequences_.release_behind(*s, r.rows[i].start);
     }
     r.accepted = true;
     return {};
@@ -131,6 +138,10 @@ class step_keeper final : public step_owner {
   };
 
   [[nodiscard]] const layer_groups& groups() const noexcept { return blocks_.groups; }
+  /// Whether a sequence takes so many tokens with its tables as they are.
+  [[nodiscard]] static bool has_room(const sequence_state& s, std::uint32_t tokens) noexcept {
+    return s.owns_tail && tokens <= s.room;
+  }
   [[nodiscard]] block_id tail_of(const sequence_state& s, std::uint32_t group) const noexcept {
     return s.held[group].table[groups().block_of(group, s.begun)];
   }
@@ -155,17 +166,24 @@ class step_keeper final : public step_owner {
     const std::uint32_t group_count = groups().size();
     std::uint64_t tokens = 0;
     tails_.assign(wants.size() * group_count, tail_action::write_in_place);
+    resize(named_, wants.size());
     ++calls_;
     tail_action* action = tails_.data();
+    sequence_state** named = named_.data();
     for (const want& w : wants) {
-      const sequence_state* s = sequences_.find(w.sequence);
+      sequence_state* const s = sequences_.find(w.sequence);
       if (s == nullptr) return sequences_.stale(w.sequence);
       if (s->call == calls_) return failure{errc::duplicate_id, w.sequence.index, 1};
       s->call = calls_;
+      *named++ = s;
       const std::uint64_t end = std::uint64_t{s->begun} + w.tokens;
       tokens += w.tokens;
       const std::uint64_t longest = end > tokens ? end : tokens;
       if (longest > max_length) return failure{errc::beyond_length, longest, max_length};
+      if (has_room(*s, w.tokens)) {
+        action += group_count;
+        continue;
+      }
       std::uint64_t total = 0;
       for (std::uint32_t g = 0; g < group_count; ++g, ++action) {
         const std::uint64_t blocks = groups().blocks_for(g, end);
@@ -190,14 +208,14 @@ class step_keeper final : public step_owner {
     return {};
   }
 
-  /// Blocks for the newest row of a step, as count_wants counted them.
-  void make_room(step_record& r, sequence_state& s) noexcept {
-    const auto row = static_cast<std::uint32_t>(r.rows.size() - 1);
+  /// Blocks for a row of a step, as count_wants counted them.
+  void make_room(step_record& r, std::uint32_t row, sequence_state& s) noexcept {
     const std::uint32_t start = r.rows[row].start;
     const std::uint32_t tokens = r.rows[row].tokens;
+    std::uint64_t room = max_length;
     for (std::uint32_t g = 0; g < groups().size(); ++g) {
       std::vector<block_id>& table = s.held[g].table;
-      r.groups[g].blocks_before.push_back(static_cast<std::uint32_t>(table.size()));
+      r.groups[g].blocks_before[row] = static_cast<std::uint32_t>(table.size());
       if (tokens == 0) continue;
       if (!s.owns_tail && groups().offset_in_block(g, start) != 0) {
         const tail_action action = tails_[std::size_t{row} * groups().size() + g];
@@ -209,10 +227,15 @@ class step_keeper final : public step_owner {
           blocks_.flush();
         }
       }
-      const std::uint64_t blocks = groups().blocks_for(g, std::uint64_t{start} + tokens);
+      const std::uint64_t end = std::uint64_t{start} + tokens;
+      const std::uint64_t blocks = groups().blocks_for(g, end);
       while (table.size() < blocks) table.push_back(blocks_.allocate());
+      const std::uint64_t after = std::uint64_t{table.size()} * groups().block_size(g) - end;
+      if (after < room) room = after;
     }
+    r.rows[row].grew = true;
     if (tokens == 0) return;
+    s.changed(static_cast<std::uint32_t>(room));
     s.borrowed = false;
     s.owns_tail = true;
   }
@@ -255,17 +278,23 @@ class step_keeper final : public step_owner {
       std::size_t entries = 0;
       for (std::size_t i = 0; i < rows; ++i) {
         const step_record::row& row = r.rows[i];
-        const held_blocks& held = sequences_.find(row.sequence)->held[g];
         const auto used = static_cast<std::uint32_t>(groups().blocks_for(g, r.kv_lengths[i]));
-        arrays.begins[i] = copy_table(arrays, row.sequence.index, held, used);
+        step_record::table_copy& copy = copy_of(arrays, *named_[i], g, row.sequence.index, used);
+        arrays.begins[i] = copy.begin;
         arrays.counts[i] = used;
         entries += used;
-        if (row.tokens == 1)  // a decode, for which the loop below is long
-          arrays.slots[r.query_offsets[i]] =
-              make_slot(held.table[used - 1], groups().offset_in_block(g, row.start), arrays.block_size);
-        else
-          map_slots(held.table, arrays.block_size, row.start,
+        if (row.tokens == 1) {  // a decode
+          const auto block = static_cast<std::uint32_t>(groups().block_of(g, row.start));
+          if (copy.tail != block) {
+            copy.tail = block;
+            copy.tail_slot = make_slot(arrays.blocks[copy.begin + block], 0, arrays.block_size) -
+                             static_cast<slot_id>(std::uint64_t{block} * arrays.block_size);
+          }
+          arrays.slots[r.query_offsets[i]] = copy.tail_slot + row.start;
+        } else {
+          map_slots({arrays.blocks.data() + copy.begin, used}, arrays.block_size, row.start,
                     std::span<slot_id>(arrays.slots).subspan(r.query_offsets[i], row.tokens));
+        }
       }
       // Copies of tables that were long once are not kept for ever.
       constexpr std::size_t slack = 4096;
@@ -278,13 +307,17 @@ class step_keeper final : public step_owner {
     v.resize(size);
   }
 
-  /// Where the record has the first `used` entries of a table: what it had of them is brought up to date.
-  static std::uint32_t copy_table(step_record::group_arrays& arrays, std::uint32_t sequence, const held_blocks& held,
-                                  std::uint32_t used) noexcept {
-    if (sequence >= arrays.copies.size()) arrays.copies.resize(std::size_t{sequence} + 1 + sequence / 2);
-    step_record::table_copy& copy = arrays.copies[sequence];
+  /// The record's copy of a table, of which the first `used` entries are brought up to date.
+  static step_record::table_copy& copy_of(step_record::group_arrays& arrays, const sequence_state& s,
+                                          std::uint32_t group, std::uint32_t index, std::uint32_t used) noexcept {
+    if (index >= arrays.copies.size()) arrays.copies.resize(std::size_t{index} + 1 + index / 2);
+    step_record::table_copy& copy = arrays.copies[index];
+    if (copy.changes == s.changes && used <= copy.count) return copy;
+    const held_blocks& held = s.held[group];
     if (copy.version != held.version) copy.count = copy.first = 0;
     copy.version = held.version;
+    copy.changes = s.changes;
+    copy.tail = ~0u;
     if (used > copy.room) {
       copy.room = 2 * used;
       copy.begin = static_cast<std::uint32_t>(arrays.blocks.size());
@@ -295,17 +328,15 @@ class step_keeper final : public step_owner {
     for (; copy.first < held.first && copy.first < copy.count; ++copy.first) to[copy.first] = null_block;
     if (copy.first < held.first) copy.first = held.first;
     for (; copy.count < used; ++copy.count) to[copy.count] = held.table[copy.count];
-    return copy.begin;
+    return copy;
   }
   /// Lays out the copies of one group anew, with those of the step alone.
   void start_over(step_record& r, std::uint32_t group) noexcept {
     step_record::group_arrays& arrays = r.groups[group];
     arrays.blocks.clear();
     for (step_record::table_copy& copy : arrays.copies) copy = {};
-    for (std::size_t i = 0; i < r.rows.size(); ++i) {
-      const sequence_id sequence = r.rows[i].sequence;
-      arrays.begins[i] = copy_table(arrays, sequence.index, sequences_.find(sequence)->held[group], arrays.counts[i]);
-    }
+    for (std::size_t i = 0; i < r.rows.size(); ++i)
+      arrays.begins[i] = copy_of(arrays, *named_[i], group, r.rows[i].sequence.index, arrays.counts[i]).begin;
   }
 
   /// Takes back what the newest step did, in reverse, so that free blocks lie as before.
@@ -323,7 +354,7 @@ class step_keeper final : public step_owner {
   void roll_back_row(step_record& r, std::size_t i) noexcept {
     const step_record::row& row = r.rows[i];
     sequence_state* s = sequences_.find(row.sequence);
-    for (std::uint32_t g = groups().size(); g-- > 0;) {
+    for (std::uint32_t g = groups().size(); row.grew && g-- > 0;) {
       if (s != nullptr) {
         std::vector<block_id>& table = s->held[g].table;
         for (; table.size() > r.groups[g].blocks_before[i]; table.pop_back()) blocks_.free_unused(table.back());
@@ -351,6 +382,7 @@ class step_keeper final : public step_owner {
     if (s == nullptr) return;
     s->begun = row.start;
     s->owns_tail = false;
+    s->changed();
     s->last_step = row.previous_step;
     --s->open_steps;
   }
@@ -361,9 +393,10 @@ class step_keeper final : public step_owner {
 
   block_keeper<Eviction>& blocks_;
   sequence_keeper<Eviction>& sequences_;
-  mutable std::vector<tail_mark> marks_;    // by block, cleared after each count
-  mutable std::vector<block_id> marked_;    // the blocks in marks_ that are not clear
-  mutable std::vector<tail_action> tails_;  // per want and group, as count_wants found
+  mutable std::vector<tail_mark> marks_;        // by block, cleared after each count
+  mutable std::vector<block_id> marked_;        // the blocks in marks_ that are not clear
+  mutable std::vector<tail_action> tails_;      // per want and group, as count_wants found
+  mutable std::vector<sequence_state*> named_;  // per want, until the call that counted ends
   mutable std::uint64_t calls_ = 0;
 };
 
