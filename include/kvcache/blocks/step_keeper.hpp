@@ -49,7 +49,12 @@ class step_keeper final : public step_owner {
     for (auto& g : r.groups) resize(g.blocks_before, wants.size());
     for (std::size_t i = 0; i < wants.size(); ++i) {
       sequence_state& s = *named_[i];
-      r.rows[i] = {wants[i].sequence, wants[i].tokens, s.begun, s.last_step};
+      step_record::row& row = r.rows[i];  // member by member: as a whole, it would be put together in memory first
+      row.sequence = wants[i].sequence;
+      row.tokens = wants[i].tokens;
+      row.start = s.begun;
+      row.previous_step = s.last_step;
+      row.grew = false;
       if (has_room(s, wants[i].tokens))
         s.room -= wants[i].tokens;
       else
