@@ -52,7 +52,8 @@ class block_keeper {
   block_id allocate() noexcept {
     if (pool.counts().free == 0) {
       const block_id leaf = next_leaf();
-      if (!groups.windowed(index.group(leaf))) evict_useless(index.content(leaf));
+      index.expect_end(leaf);
+      if (groups.any_windowed() && !groups.windowed(index.group(leaf))) evict_useless(index.content(leaf));
       evict(leaf);
     }
     const block_id block = pool.take();

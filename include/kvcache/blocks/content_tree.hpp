@@ -13,6 +13,7 @@
 #include <kvcache/types.hpp>
 #include <kvcache/views.hpp>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -32,6 +33,8 @@ namespace kvcache::detail {
 /// 40 bytes a node, 8 a token and 16 a node in the table. One thread at a time; const members may overlap each other.
 class content_tree {
  public:
+  using fingerprints_ahead = std::array<std::uint64_t, 8>;
+
   /// Hashes are cut to `hash_bits`; raises invalid_argument for more than 64. Room for `expected` nodes is set aside.
   content_tree(const layer_groups& groups, unsigned hash_bits, std::size_t expected)
       : groups_(&groups), contents_(groups.largest()), hash_mask_(checked_mask(hash_bits)) {
@@ -81,7 +84,9 @@ class content_tree {
   }
   /// The same, made where it is not there, with one user more. O(content).
   content_id obtain(content_id parent, std::uint32_t chain, content_view content) noexcept {
-    const std::uint64_t fingerprint = chain_fingerprint(before(parent, chain), content);
+    return obtain(parent, chain, content, chain_fingerprint(before(parent, chain), content));
+  }
+  content_id obtain(content_id parent, std::uint32_t chain, content_view content, std::uint64_t fingerprint) noexcept {
     content_id id = find(parent, chain, fingerprint, content);
     if (id == no_content) {
       id = new_node();
@@ -96,7 +101,27 @@ class content_tree {
     add_user(id);
     return id;
   }
+  /// Fingerprints of the first few blocks of `content` after `parent`, which will be obtained one by one: what that
+  /// reads is asked for here. O(content looked at).
+  void expect(content_id parent, std::uint32_t chain, content_view content, fingerprints_ahead& out) const noexcept {
+    const std::uint32_t size = groups_->chain_block_size(chain);
+    std::uint64_t fingerprint = before(parent, chain);
+    for (std::size_t i = 0; i < out.size() && (i + 1) * size <= content.size(); ++i) {
+      fingerprint = chain_fingerprint(fingerprint, content.sub(i * size, size));
+      out[i] = fingerprint;
+      table_.prefetch(narrowed(fingerprint));
+      if (i >= free_.size()) continue;
+      const content_id next = free_[free_.size() - 1 - i];  // where a new node would be
+      KVCACHE_PREFETCH(&nodes_[next]);
+      contents_.prefetch(next);
+    }
+  }
+  // Hints that a node's members are read soon, and then that it goes.
+  void prefetch(content_id id) const noexcept { KVCACHE_PREFETCH(&nodes_[id]); }
+  void expect_end(content_id id) const noexcept { table_.prefetch(narrowed(nodes_[id].fingerprint)); }
+
   void add_user(content_id id) noexcept { ++nodes_[id].users; }
+  [[nodiscard]] bool last_user(content_id id) const noexcept { return nodes_[id].users == 1; }
   /// One user less. A node without users goes, and so on with those before it. O(nodes that go).
   void drop_user(content_id id) noexcept {
     while (--nodes_[id].users == 0) {
@@ -165,14 +190,13 @@ class content_tree {
   [[nodiscard]] block_id block(content_id id) const noexcept { return nodes_[id].block; }
   /// The node becomes the first or the last of its siblings. Precondition: no root.
   void move_first(content_id id) noexcept {
+    if (nodes_[nodes_[id].parent].first_child == id) return;
     unlink(id);
     link_first(id);
   }
   void move_last(content_id id) noexcept {
-    unlink(id);
-    link_first(id);
-    content_id& first = nodes_[nodes_[id].parent].first_child;
-    first = nodes_[first].next;
+    move_first(id);
+    nodes_[nodes_[id].parent].first_child = nodes_[id].next;
   }
 
  private:

@@ -89,8 +89,19 @@ class prefix_index {
     const entry gone = entries_[block];
     set_block(gone.content, gone.group, null_block);
     entries_[block] = {};
-    if (!groups_->windowed(gone.group)) tree_.move_last(gone.content);
+    if (!tree_.last_user(gone.content) && !groups_->windowed(gone.group)) tree_.move_last(gone.content);
     tree_.drop_user(gone.content);
+  }
+
+  /// A hint that the block is erased soon, and the blocks before it one after another: what is evicted is mostly a
+  /// chain from its end. Each call reads what the one before has asked for.
+  void expect_end(block_id block) const noexcept {
+    const block_id next = entries_[block].parent;
+    const block_id second = entries_[next].parent;
+    const block_id third = entries_[second].parent;
+    if (next != null_block) tree_.expect_end(entries_[next].content);
+    if (second != null_block) tree_.prefetch(entries_[second].content);
+    KVCACHE_PREFETCH(&entries_[third]);
   }
 
   /// Someone holds the block again.

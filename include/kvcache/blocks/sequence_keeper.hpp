@@ -26,7 +26,10 @@ template <class Eviction>
 class sequence_keeper {
  public:
   explicit sequence_keeper(block_keeper<Eviction>& blocks)
-      : blocks_(blocks), states_(blocks.groups.size(), blocks.groups.chains()), found_(blocks.groups, blocks.index) {}
+      : blocks_(blocks),
+        states_(blocks.groups.size(), blocks.groups.chains()),
+        found_(blocks.groups, blocks.index),
+        ahead_(blocks.groups.chains()) {}
 
   [[nodiscard]] sequence_state* find(sequence_id id) noexcept { return states_.find(id); }
   [[nodiscard]] const sequence_state* find(sequence_id id) const noexcept { return states_.find(id); }
@@ -154,6 +157,7 @@ class sequence_keeper {
     const std::size_t most = groups().largest() - 1;
     const std::size_t joined = s->tail.empty() ? 0 : tokens.size() < most ? tokens.size() : most;
     for (std::size_t i = 0; i < joined; ++i) s->tail.push_back(tokens[i]);
+    for (ahead& a : ahead_) a.used = a.fingerprints.size();
     blocks_.new_batch();
     for (std::size_t done = 0; done < tokens.size();) {
       // As far as the next block's end in any chain.
@@ -169,9 +173,9 @@ class sequence_keeper {
         if (groups().chain_remainder(c, s->committed) != 0) continue;
         const std::uint32_t first = s->committed - size;
         const content_id content =
-            tree().obtain(s->heads[c], c,
-                          first >= start ? tokens.sub(first - start, size)
-                                         : content_view(s->tail.data() + (first - s->tail_start), size));
+            first >= start
+                ? obtain_next(*s, c, tokens, first - start)
+                : tree().obtain(s->heads[c], c, content_view(s->tail.data() + (first - s->tail_start), size));
         for (std::uint32_t g = 0; g < groups().size(); ++g)
           if (groups().chain(g) == c) commit_block(*s, g, content);
         tree().drop_user(std::exchange(s->heads[c], content));
@@ -445,6 +449,19 @@ class sequence_keeper {
     to.changed();
   }
 
+  /// The content of the block that begins at `first` in `tokens`, with a user more. The blocks of one commit come in
+  /// order.
+  content_id obtain_next(const sequence_state& s, std::uint32_t chain, content_view tokens,
+                         std::size_t first) noexcept {
+    const std::uint32_t size = groups().chain_block_size(chain);
+    ahead& a = ahead_[chain];
+    if (a.used == a.fingerprints.size()) {
+      tree().expect(s.heads[chain], chain, tokens.sub(first, tokens.size() - first), a.fingerprints);
+      a.used = 0;
+    }
+    return tree().obtain(s.heads[chain], chain, tokens.sub(first, size), a.fingerprints[a.used++]);
+  }
+
   /// Keys the block that ends where the sequence is committed to.
   void commit_block(sequence_state& s, std::uint32_t group, content_id content) noexcept {
     block_id& entry = s.held[group].table[groups().block_of(group, s.committed) - 1];
@@ -495,7 +512,14 @@ class sequence_keeper {
     sequence_id sequence;
   };
 
+  /// Fingerprints of the blocks that a commit comes to next in a chain, and how many of them it has used.
+  struct ahead {
+    content_tree::fingerprints_ahead fingerprints{};
+    std::size_t used = 0;
+  };
+
   mutable prefix_search found_;
+  std::vector<ahead> ahead_;  // per chain
   std::vector<timed_pin> pins_;
   std::uint64_t next_expiry_ = never;
 };
