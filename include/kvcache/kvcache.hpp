@@ -12,11 +12,13 @@
 #include <kvcache/attention/state.hpp>
 #include <kvcache/attention/variant.hpp>
 #include <kvcache/blocks/block_manager.hpp>
+#include <kvcache/blocks/event_log.hpp>
 #include <kvcache/cache.hpp>
 #include <kvcache/concepts.hpp>
 #include <kvcache/dispatch.hpp>
 #include <kvcache/dtype.hpp>
 #include <kvcache/error.hpp>
+#include <kvcache/events.hpp>
 #include <kvcache/eviction/lru.hpp>
 #include <kvcache/geometry.hpp>
 #include <kvcache/layout/hnd.hpp>
