@@ -26,6 +26,10 @@
 #include <kvcache/memory/aligned_allocator.hpp>
 #include <kvcache/memory/huge_page_allocator.hpp>
 #include <kvcache/memory/mapped_file_allocator.hpp>
+#include <kvcache/observe/histogram.hpp>
+#include <kvcache/observe/hit_window.hpp>
+#include <kvcache/observe/published.hpp>
+#include <kvcache/observe/storm_alarm.hpp>
 #include <kvcache/policies.hpp>
 #include <kvcache/storage.hpp>
 #include <kvcache/transfer.hpp>
