@@ -28,7 +28,8 @@
 #include <kvcache/memory/mapped_file_allocator.hpp>
 #include <kvcache/observe/histogram.hpp>
 #include <kvcache/observe/hit_window.hpp>
-#include <kvcache/observe/published.hpp>
+#include <kvcache/observe/observed.hpp>
+#include <kvcache/observe/reuse_distances.hpp>
 #include <kvcache/observe/storm_alarm.hpp>
 #include <kvcache/policies.hpp>
 #include <kvcache/storage.hpp>
