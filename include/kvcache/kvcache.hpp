@@ -29,6 +29,8 @@
 #include <kvcache/observe/histogram.hpp>
 #include <kvcache/observe/hit_window.hpp>
 #include <kvcache/observe/observed.hpp>
+#include <kvcache/observe/prometheus.hpp>
+#include <kvcache/observe/prometheus_text.hpp>
 #include <kvcache/observe/reuse_distances.hpp>
 #include <kvcache/observe/storm_alarm.hpp>
 #include <kvcache/policies.hpp>

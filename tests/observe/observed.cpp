@@ -25,7 +25,8 @@ struct listener : lru {
     told += "open " + std::to_string(hits) + " " + std::to_string(tokens) + ";";
   }
   void reference(kvcache::block_id block, std::uint64_t fingerprint, kvcache::block_id parent) noexcept {
-    told += "reference " + std::to_string(block) + " " + std::to_string(fingerprint) + " " + std::to_string(parent) + ";";
+    told +=
+        "reference " + std::to_string(block) + " " + std::to_string(fingerprint) + " " + std::to_string(parent) + ";";
   }
   void evict(kvcache::block_id block) noexcept {
     told += "evict " + std::to_string(block) + ";";
@@ -69,6 +70,7 @@ TEST_CASE("an observed policy asks only for what it or the other needs") {
   using kvcache::told_of_evictions;
   using kvcache::told_of_references;
   using kvcache::told_of_requests;
+  static_assert(kvcache::eviction_policy<observed<lru>>);
   static_assert(!told_of_requests<observed<lru>> && told_of_references<observed<lru>> &&
                 told_of_evictions<observed<lru>>);
   static_assert(told_of_requests<observed<kvcache::gittins>> && told_of_requests<observed<listener>>);

@@ -57,7 +57,9 @@ class random_numbers {
   }
   std::uint64_t below(std::uint64_t limit) { return (*this)() % limit; }
   /// Rank `r` comes about 1 / r as often as rank 1.
-  std::uint64_t zipf(double ranks) { return static_cast<std::uint64_t>(std::pow(ranks, double(below(1u << 30)) / (1u << 30))); }
+  std::uint64_t zipf(double ranks) {
+    return static_cast<std::uint64_t>(std::pow(ranks, double(below(1u << 30)) / (1u << 30)));
+  }
 
  private:
   std::uint64_t state_;

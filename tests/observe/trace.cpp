@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// An hour's conversations through observed<lru>: the curve it predicts from one pool, against what lru finds in pools of
-// other sizes. The trace is looked for in $KVCACHE_SHARED/traces, by default in a folder `shared` beside the repository.
+// An hour's conversations through observed<lru>: the curve it predicts from one pool, against what lru finds in pools
+// of other sizes. The trace is looked for in $KVCACHE_SHARED/traces, by default in a folder `shared` beside the
+// repository.
 #include "trace.hpp"
 
 #include <kvcache/blocks/block_manager.hpp>

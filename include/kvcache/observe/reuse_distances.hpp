@@ -14,10 +14,10 @@ namespace kvcache {
 
 /// How many other contents are used between two uses of one, and from it the hit ratio that lru would have in a pool of
 /// any size (Mattson, Gecsei, Slutz and Traiger, Evaluation Techniques for Storage Hierarchies, 1970). Follows a sample
-/// of bounded size, chosen by hash so that all uses of a content are in it or none (SHARDS; Waldspurger, Park, Garthwaite
-/// and Ahmad, Efficient MRC Construction with SHARDS, FAST 2015): when it is full, about half of it is dropped, and each
-/// of the others stands for twice as many as before. Which of the few hottest contents are in a sample is chance, and
-/// they make most of the uses that it has too many or too few; those are taken to be near ones.
+/// of bounded size, chosen by hash so that all uses of a content are in it or none (SHARDS; Waldspurger, Park,
+/// Garthwaite and Ahmad, Efficient MRC Construction with SHARDS, FAST 2015): when it is full, about half of it is
+/// dropped, and each of the others stands for twice as many as before. Which of the few hottest contents are in a
+/// sample is chance, and they make most of the uses that it has too many or too few; those are taken to be near ones.
 ///
 /// O(log samples) for a content in the sample, O(1) for others, amortised; some 60 bytes a sample, nothing allocated
 /// after the constructor. One thread at a time; calls of const members may overlap each other.
