@@ -20,8 +20,10 @@ namespace kvcache {
 /// Times are the caller's (`advance`, from before the first request on); where it gives none, a time is the number of
 /// requests so far that used a cached block, counted in each layer group.
 ///
-/// Each call costs what the other policy's does and some 20 ns; 40 bytes a block, 60 a sample and 16 KiB. What the
-/// other policy need not be told, it is not told. One thread at a time; calls of const members may overlap each other.
+/// Every call is as fast as the other policy's to within a constant, but for the log of Samples that a content in the
+/// sample costs: 6 ns a block beside lru's 6 in a pool of 4,096, 43 beside 27 in one of a million, where memory is what
+/// it waits for. 40 bytes a block, 60 a sample and 16 KiB. What the other policy need not be told, it is not told. One
+/// thread at a time; calls of const members may overlap each other.
 template <class Eviction, std::uint32_t Samples = 16384>
 class observed {
  public:

@@ -84,9 +84,10 @@ class reuse_distances {
     return samples;
   }
 
-  /// Fingerprints are hashes already, but others choose by their bits too.
+  /// Fingerprints are hashes already, but others choose by their bits too, and not by these: what is in the sample
+  /// would crowd in one part of known_.
   [[nodiscard]] bool sampled(std::uint64_t fingerprint) const noexcept {
-    return halvings_ == 0 || fingerprint * 0x9e3779b97f4a7c15u >> (64 - halvings_) == 0;
+    return halvings_ == 0 || fingerprint * 0xd6e8feb86659fd93u >> (64 - halvings_) == 0;
   }
   void halve() noexcept {
     ++halvings_;
