@@ -72,6 +72,10 @@ TEST_CASE("quantiles of a histogram are at most an eighth above the exact ones, 
     CHECK(static_cast<double>(h.quantile(q)) <= exact * 1.125);
   }
   CHECK(h.quantile(0) == 1);
+  histogram four;
+  for (std::uint64_t v = 1; v <= 4; ++v) four.add(v);
+  CHECK(four.quantile(0.5) == 2);
+  CHECK(four.quantile(0.51) == 3);
   histogram one;
   one.add(12, 3);
   CHECK(one.quantile(0) == 12);

@@ -71,7 +71,9 @@ TEST_CASE("a cleared hit window begins anew, its totals go on") {
   CHECK(w.window() == hit_sums{});
   w.record({1, 10, 0});
   CHECK(w.window() == hit_sums{1, 10, 0});
-  CHECK(w.total() == hit_sums{3, 20, 10});
+  w.record({2, 30, 20});
+  CHECK(w.window() == hit_sums{2, 30, 20});
+  CHECK(w.total() == hit_sums{5, 50, 30});
   CHECK(w.again() == hit_sums{1, 5, 5});
 }
 

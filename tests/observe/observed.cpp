@@ -132,8 +132,8 @@ TEST_CASE("without a time of the caller, requests are the time") {
   p.reference(1, 11, 0);
   p.reference(2, 22, 1);
   p.reference(3, 33, 2);
-  p.insert(3);
-  p.evict(3);
+  p.insert(1);
+  p.evict(1);
   CHECK(p.age() == of({0}));
 }
 
@@ -151,6 +151,31 @@ TEST_CASE("content that was forgotten is not counted as evicted, nor what follow
   p.advance(8);
   p.evict(1);
   CHECK(p.age() == of({3}));
+}
+
+TEST_CASE("content that comes back after its eviction is stored anew, not used again") {
+  observed<lru> p(2);
+  p.advance(1);
+  p.reference(1, 11, 0);
+  p.insert(1);
+  p.advance(10);
+  p.evict(1);
+  p.advance(30);
+  p.reference(1, 11, 0);
+  CHECK(p.gap().count() == 0);
+  p.insert(1);
+  p.advance(34);
+  p.evict(1);
+  CHECK(p.age() == of({9, 4}));
+}
+
+TEST_CASE("a chain's order for reuse is that of its release, tail first") {
+  observed<lru> p(3);
+  for (kvcache::block_id b = 1; b <= 3; ++b) p.reference(b, b * 11, b - 1);
+  for (kvcache::block_id b = 3; b >= 1; --b) p.insert(b);
+  for (kvcache::block_id b = 1; b <= 3; ++b) p.erase(b);
+  for (kvcache::block_id b = 1; b <= 3; ++b) p.reference(b, b * 11, b - 1);
+  CHECK(p.reuse().distances() == of({0, 1, 2}));
 }
 
 TEST_CASE("the curve of an observed policy is what lru finds in pools of other sizes") {

@@ -27,7 +27,7 @@ struct everything {
   kvcache::hit_sums again{1, 33, 11};
   std::uint64_t storms = 2;
   histogram age, idle, gap, distances;
-  std::vector<kvcache::predicted_hits> curve{{1'000, 0.25}, {2'000, 1.0 / 3}, {4'000, 1}};
+  std::vector<kvcache::predicted_hits> curve{{1'000, 0.25}, {2'000, 2.0 / 3}, {4'000, 1}};
   std::vector<prometheus_label> own;
 
   everything() {
@@ -88,7 +88,7 @@ TEST_CASE("a page for Prometheus says what the figures say") {
   CHECK(page.value("kvcache_readmitted_queried_tokens_total") == 33);
   CHECK(page.value("kvcache_readmitted_hit_tokens_total") == 11);
   CHECK(page.value("kvcache_hit_storms_total") == 2);
-  CHECK(page.value("kvcache_predicted_hit_ratio", {{"blocks", "2000"}}) == 0.333333);
+  CHECK(page.value("kvcache_predicted_hit_ratio", {{"blocks", "2000"}}) == 0.666667);
   CHECK(page.value("kvcache_predicted_hit_ratio", {{"blocks", "4000"}}) == 1);
   CHECK(page.families.at("kvcache_blocks").type == "gauge");
   CHECK(page.families.at("kvcache_hit_tokens_total").type == "counter");
@@ -150,7 +150,9 @@ TEST_CASE("a caller's buffer gets the same page, or its beginning and how long i
   all.own = {{"rank", "3"}};
   const cache_figures figures = all.figures();
   const std::string whole = page_of({&figures, 1});
-  for (const std::size_t room : {whole.size() + 10, whole.size(), whole.size() - 1, std::size_t{100}, std::size_t{0}}) {
+  std::vector<std::size_t> rooms{whole.size() + 10, whole.size(), whole.size() - 1};
+  for (std::size_t room = 0; room < 300; ++room) rooms.push_back(room);
+  for (const std::size_t room : rooms) {
     CAPTURE(room);
     std::vector<char> buffer(room + 8, '#');
     prometheus_text page{std::span<char>(buffer).first(room)};

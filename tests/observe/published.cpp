@@ -32,25 +32,32 @@ struct figures {
   }
 };
 
-/// One thread writes 1, 2, ... while others read. Whether all that was read was whole and nobody went back in time.
+/// One thread writes 1, 2, ... while others read, until each has seen many values. Whether all that was read was whole
+/// and nobody went back in time.
 template <std::size_t Count>
 bool race(unsigned readers) {
-  constexpr std::uint64_t stores = 20'000;
   published<figures<Count>> shared;
-  std::atomic<unsigned> started{0};
+  std::atomic<unsigned> reading{readers};
   std::atomic<bool> good{true};
   std::vector<std::thread> team;
   for (unsigned i = 0; i < readers; ++i)
     team.emplace_back([&] {
-      ++started;
-      for (std::uint64_t last = 0; last < stores;) {
-        const auto seen = shared.load();
-        if (!seen.whole() || seen.values[0] < last) good = false;
-        last = seen.values[0];
+      std::uint64_t last = 0;
+      for (unsigned seen = 0; seen < 2'000;) {
+        const auto f = shared.load();
+        if (!f.whole() || f.values[0] < last) good = false;
+        if (f.values[0] != last)
+          ++seen;
+        else
+          std::this_thread::yield();
+        last = f.values[0];
       }
+      --reading;
     });
-  while (started != readers) std::this_thread::yield();
-  for (std::uint64_t n = 1; n <= stores; ++n) shared.store(figures<Count>::of(n));
+  for (std::uint64_t n = 1; reading != 0; ++n) {
+    shared.store(figures<Count>::of(n));
+    std::this_thread::yield();  // a reader that is always overtaken would not end
+  }
   for (std::thread& t : team) t.join();
   return good;
 }

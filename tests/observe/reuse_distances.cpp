@@ -136,6 +136,23 @@ TEST_CASE("a sample tells the curve of far more contents than it follows") {
   }
 }
 
+TEST_CASE("a content that the halved sample has no place for is not counted between others") {
+  unsigned seen = 0;
+  for (std::uint64_t salt = 0; salt < 4'000; salt += 100) {
+    reuse_distances r(64);
+    for (std::uint64_t c = 0; c < 65; ++c) r.reference(fingerprint(salt + c));  // the last one does not fit
+    REQUIRE(r.stands_for() >= 2);
+    CHECK(r.distances().count() == 0);
+    r.reference(fingerprint(salt + 64));
+    if (r.distances().count() != 0) continue;  // it is in the sample
+    r.reference(fingerprint(salt + 63));
+    if (r.distances().count() == 0) continue;  // the one before it is not
+    CHECK(r.distances().count(0) == r.stands_for());
+    ++seen;
+  }
+  CHECK(seen > 2);
+}
+
 TEST_CASE("a curve begun anew is that of what came since, with the memory of before") {
   reuse_distances r(64);
   for (std::uint64_t c = 0; c < 20; ++c) r.reference(fingerprint(c));

@@ -68,6 +68,16 @@ TEST_CASE("the alarm rises exactly where the window falls to its share of the av
   CHECK_FALSE(l.alarm.raised());
 }
 
+TEST_CASE("a window at exactly its share of the average is a storm") {
+  storm_alarm alarm({.window = 10, .average = 40});
+  for (int i = 0; i < 29; ++i) CHECK_FALSE(alarm.record({1, 1'000, 583}));
+  CHECK_FALSE(alarm.record({1, 1'000, 593}));
+  for (int i = 0; i < 9; ++i) CHECK_FALSE(alarm.record({1, 1'000, 250}));
+  CHECK(alarm.record({1, 1'000, 250}));
+  CHECK(alarm.window().ratio() == 0.25);
+  CHECK(alarm.average().ratio() == 0.5);
+}
+
 TEST_CASE("a ratio that wavers about the limit raises the alarm once") {
   load l({.window = 10});
   CHECK(l.run(2'000, 60) == 0);
@@ -94,8 +104,9 @@ TEST_CASE("noise, a slow decline, a start from nothing, and a load that never hi
   }
   SECTION("start") {
     load l;
-    CHECK(l.run(1, 100) == 0);
-    CHECK(l.run(398, 0) == 0);  // before four windows have been seen
+    CHECK(l.run(50, 100) == 0);
+    CHECK(l.run(349, 0) == 0);  // before four windows have been seen
+    CHECK(l.run(1, 0) == 1);
   }
   SECTION("never hits") {
     load l;

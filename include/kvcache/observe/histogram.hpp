@@ -60,7 +60,6 @@ class histogram {
   /// reached; 0 where there is no value. O(buckets). Precondition: 0 <= q <= 1.
   [[nodiscard]] constexpr std::uint64_t quantile(double q) const noexcept {
     KVCACHE_ASSERT(q >= 0 && q <= 1, "a quantile is from 0 to 1");
-    if (count_ == 0) return 0;
     const double wanted = q * static_cast<double>(count_);
     std::uint64_t below = 0;
     std::size_t last = 0;
