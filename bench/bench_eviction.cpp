@@ -10,6 +10,7 @@
 #include <kvcache/eviction/priority.hpp>
 #include <kvcache/eviction/s3fifo.hpp>
 #include <kvcache/eviction/tiny_lfu.hpp>
+#include <kvcache/observe/observed.hpp>
 
 #include <array>
 #include <cstdint>
@@ -78,6 +79,7 @@ void turnover(benchmark::State& state) {
 void pool_sizes(benchmark::internal::Benchmark* b) { b->ArgName("pool")->Arg(4'096)->Arg(1'048'576); }
 
 BENCHMARK(turnover<kvcache::lru>)->Apply(pool_sizes);
+BENCHMARK(turnover<kvcache::observed<kvcache::lru>>)->Apply(pool_sizes);
 BENCHMARK(turnover<kvcache::lfu>)->Apply(pool_sizes);
 BENCHMARK(turnover<kvcache::lru_k>)->Apply(pool_sizes);
 BENCHMARK(turnover<kvcache::arc>)->Apply(pool_sizes);

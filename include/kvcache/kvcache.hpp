@@ -12,11 +12,13 @@
 #include <kvcache/attention/state.hpp>
 #include <kvcache/attention/variant.hpp>
 #include <kvcache/blocks/block_manager.hpp>
+#include <kvcache/blocks/event_log.hpp>
 #include <kvcache/cache.hpp>
 #include <kvcache/concepts.hpp>
 #include <kvcache/dispatch.hpp>
 #include <kvcache/dtype.hpp>
 #include <kvcache/error.hpp>
+#include <kvcache/events.hpp>
 #include <kvcache/eviction/lru.hpp>
 #include <kvcache/geometry.hpp>
 #include <kvcache/layout/hnd.hpp>
@@ -24,6 +26,13 @@
 #include <kvcache/memory/aligned_allocator.hpp>
 #include <kvcache/memory/huge_page_allocator.hpp>
 #include <kvcache/memory/mapped_file_allocator.hpp>
+#include <kvcache/observe/histogram.hpp>
+#include <kvcache/observe/hit_window.hpp>
+#include <kvcache/observe/observed.hpp>
+#include <kvcache/observe/prometheus.hpp>
+#include <kvcache/observe/prometheus_text.hpp>
+#include <kvcache/observe/reuse_distances.hpp>
+#include <kvcache/observe/storm_alarm.hpp>
 #include <kvcache/policies.hpp>
 #include <kvcache/storage.hpp>
 #include <kvcache/transfer.hpp>
