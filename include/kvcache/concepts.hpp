@@ -31,9 +31,9 @@ namespace kvcache {
 ///     evict(block_id block)
 ///         Instead of erase, where the block is evicted to make room.
 ///     set_priority(block_id block, unsigned priority, std::uint64_t expires)
-///         The content of a block that was referenced is worth so much until then; and
+///         The content of a block that was referenced is worth so much until then.
 ///     advance(std::uint64_t now)
-///         the caller's time is `now`.
+///         The caller's time is `now`, later than before.
 ///
 /// A fingerprint is a hash of a block's content, all content before it and the extra keys. It outlives the block, so a
 /// policy can remember what it has evicted.
@@ -61,9 +61,12 @@ concept told_of_evictions = requires(E& policy, block_id block) {
                             };
 
 template <class E>
-concept told_of_priorities = requires(E& policy, block_id block, unsigned priority, std::uint64_t time) {
-                               { policy.set_priority(block, priority, time) } noexcept -> std::same_as<void>;
-                               { policy.advance(time) } noexcept -> std::same_as<void>;
+concept told_of_time = requires(E& policy, std::uint64_t now) {
+                         { policy.advance(now) } noexcept -> std::same_as<void>;
+                       };
+template <class E>
+concept told_of_priorities = requires(E& policy, block_id block, unsigned priority, std::uint64_t expires) {
+                               { policy.set_priority(block, priority, expires) } noexcept -> std::same_as<void>;
                              };
 
 /// Memory for the bytes of a pool. `allocate` raises system_failure where it gets none and never returns null; the

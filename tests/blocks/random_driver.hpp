@@ -29,6 +29,7 @@ struct random_load {
   std::int32_t alphabet = 2;  ///< few tokens, so that contents meet again
   std::size_t most_sequences = 6;
   bool partial_reuse = false;
+  std::size_t events = 0;
   bool check = true;  ///< hold every call against the model; the calls are the same without
 };
 
@@ -40,6 +41,7 @@ class random_driver {
         m_({.blocks = load.blocks,
             .layer_groups = load_.groups,
             .partial_reuse = load.partial_reuse,
+            .events = load.events,
             .hash_bits = load.hash_bits}),
         random_(load.seed * 0x9e3779b97f4a7c15u + 1),
         cells_(load.blocks + 1),

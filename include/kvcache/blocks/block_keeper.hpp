@@ -3,6 +3,7 @@
 
 #include <kvcache/blocks/block_pool.hpp>
 #include <kvcache/blocks/block_use.hpp>
+#include <kvcache/blocks/event_log.hpp>
 #include <kvcache/blocks/layer_groups.hpp>
 #include <kvcache/blocks/prefix_index.hpp>
 #include <kvcache/blocks/requests.hpp>
@@ -10,6 +11,7 @@
 #include <kvcache/blocks/time_to_live.hpp>
 #include <kvcache/concepts.hpp>
 #include <kvcache/error.hpp>
+#include <kvcache/events.hpp>
 #include <kvcache/types.hpp>
 #include <kvcache/views.hpp>
 
@@ -35,6 +37,7 @@ class block_keeper {
         unit_tokens_(options.unit_tokens),
         policy_(options.blocks),
         lives_(options.blocks),
+        events_(options.events),
         places_(std::size_t{options.blocks} + 1) {}
   // The queue of steps keeps the address of the groups.
   block_keeper(const block_keeper&) = delete;
@@ -66,10 +69,31 @@ class block_keeper {
     while (pool.counts().evictable != 0) {
       const block_id leaf = next_leaf();
       policy_.erase(leaf);
-      drop_key(leaf);
+      lives_.forget(leaf);
+      index.erase(leaf);
       pool.put_back(leaf, block_state::free);
     }
+    events_.cleared();
   }
+
+  /// Caches a block; as prefix_index::insert.
+  void give_key(block_id block, std::uint32_t group, content_id content) noexcept {
+    index.insert(block, group, content);
+    if (events_.enabled()) events_.stored(event_of(block));
+  }
+  [[nodiscard]] const event_log& events() const noexcept { return events_; }
+  /// Calls `visit` with every cached block as if it were stored now, none before the one it follows. The number of the
+  /// last event that this includes. O(contents * groups).
+  template <class Visit>
+  std::uint64_t visit_cached(Visit&& visit) const {
+    index.tree().each([&](content_id content) {
+      for (std::uint32_t g = 0; g < groups.size(); ++g)
+        if (const block_id block = index.block(content, g); block != null_block) visit(event_of(block));
+    });
+    return events_.newest();
+  }
+  [[nodiscard]] Eviction& policy() noexcept { return policy_; }
+  [[nodiscard]] const Eviction& policy() const noexcept { return policy_; }
 
   /// Takes back an allocation of which no use was made.
   void free_unused(block_id block) noexcept {
@@ -119,7 +143,7 @@ class block_keeper {
   bool set_time(std::uint64_t now) noexcept {
     if (now <= now_) return false;
     now_ = now;
-    if constexpr (told_of_priorities<Eviction>) policy_.advance(now);
+    if constexpr (told_of_time<Eviction>) policy_.advance(now);
     return true;
   }
   /// Frees what has not been used for its time to live, and what follows it: that is not used either.
@@ -186,8 +210,24 @@ class block_keeper {
   }
 
   void drop_key(block_id block) noexcept {
+    if (events_.enabled()) events_.removed(event_of(block));
     index.erase(block);
     lives_.forget(block);
+  }
+  /// Groups share contents, and have serials of their own all the same.
+  [[nodiscard]] cache_event event_of(block_id block) const noexcept {
+    const content_tree& tree = index.tree();
+    const content_id content = index.content(block);
+    const std::uint32_t group = index.group(block);
+    cache_event e;
+    e.number = events_.newest();
+    e.content = tree.serial_of(content) * groups.size() + group;
+    e.parent = tree.serial_of(tree.parent(content)) * groups.size() + group;
+    e.fingerprint = tree.fingerprint(content);
+    e.layer_group = group;
+    e.block = block;
+    e.tokens = groups.block_size(group);
+    return e;
   }
 
   /// Frees a leaf to make room.
@@ -257,6 +297,7 @@ class block_keeper {
   std::uint32_t unit_tokens_;
   Eviction policy_;
   time_to_live lives_;
+  event_log events_;
   std::uint64_t now_ = 0;
   std::vector<held_place> places_;  // by block
   std::uint64_t batches_ = 0;

@@ -3,6 +3,7 @@
 
 #include <kvcache/blocks/block_keeper.hpp>
 #include <kvcache/blocks/block_table.hpp>
+#include <kvcache/blocks/event_log.hpp>
 #include <kvcache/blocks/requests.hpp>
 #include <kvcache/blocks/sequence_keeper.hpp>
 #include <kvcache/blocks/step.hpp>
@@ -205,6 +206,19 @@ class block_manager {
     map_slots(*blocks, block_size(layer_group), first, out);
     return {};
   }
+
+  /// What changed of what is cached: stored, removed, cleared. See block_manager_options::events.
+  [[nodiscard]] const event_log& events() const noexcept { return blocks_.events(); }
+  /// Calls `visit(const cache_event&)` with every cached block as if it were stored now, none before the one it
+  /// follows: a snapshot onto which later events can be replayed. The number of the last event that it includes.
+  /// O(cached blocks), allocates nothing.
+  template <class Visit>
+  std::uint64_t visit_cached(Visit&& visit) const {
+    return blocks_.visit_cached(visit);
+  }
+  /// The eviction policy, for what it can tell or learn beyond its order. Do not call what the manager calls.
+  [[nodiscard]] eviction_type& policy() noexcept { return blocks_.policy(); }
+  [[nodiscard]] const eviction_type& policy() const noexcept { return blocks_.policy(); }
 
   /// Blocks in each state. O(1).
   [[nodiscard]] block_counts counts() const noexcept { return blocks_.pool.counts(); }

@@ -182,6 +182,24 @@ class content_tree {
     }
   }
 
+  /// Calls `visit` with every node but the roots, none before the one it follows. O(nodes), allocates nothing.
+  template <class Visit>
+  void each(Visit&& visit) const {
+    const auto below = [&](content_id root) {
+      for (content_id at = nodes_[root].first_child; at != no_content;) {
+        visit(at);
+        if (nodes_[at].first_child != no_content) {
+          at = nodes_[at].first_child;
+          continue;
+        }
+        while (at != root && nodes_[at].next == nodes_[nodes_[at].parent].first_child) at = nodes_[at].parent;
+        at = at == root ? no_content : nodes_[at].next;
+      }
+    };
+    below(empty_root);
+    sets_.each_root(below);
+  }
+
   // The nodes after a node form a ring, of which first_child is one.
   [[nodiscard]] content_id first_child(content_id id) const noexcept { return nodes_[id].first_child; }
   [[nodiscard]] content_id next_sibling(content_id id) const noexcept { return nodes_[id].next; }

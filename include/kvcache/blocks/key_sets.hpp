@@ -65,8 +65,15 @@ class key_sets {
     while (*at != i) at = &sets_[*at].next;
     *at = sets_[i].next;
     sets_[i].next = free_;
+    sets_[i].root = no_content;
     free_ = i;
     --used_;
+  }
+  /// Calls `visit` with the root of every set, in the order of their indices. O(sets there ever were at once).
+  template <class Visit>
+  void each_root(Visit&& visit) const {
+    for (const set& s : sets_)
+      if (s.root != no_content) visit(s.root);
   }
 
  private:

@@ -7,6 +7,7 @@
 #include <kvcache/types.hpp>
 #include <kvcache/views.hpp>
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <type_traits>
@@ -24,6 +25,8 @@ struct block_manager_options {
   /// Whether `open` may take the head of a cached block that is no prefix as a whole, by copy. For groups of one block
   /// size only.
   bool partial_reuse = false;
+  /// Events that are kept for consumers that poll; 0: none are, and nothing is numbered.
+  std::size_t events = 0;
   unsigned hash_bits = 64;  ///< bits of the content hash in use. Fewer force collisions: slower, never wrong
 };
 

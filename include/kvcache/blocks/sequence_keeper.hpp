@@ -483,7 +483,7 @@ class sequence_keeper {
     if (index().contains(own)) return;
     const content_id before = tree().parent(content);
     if (!groups().windowed(group) && !tree().is_root(before) && index().block(before, group) == null_block) return;
-    blocks_.index.insert(own, group, content);
+    blocks_.give_key(own, group, content);
     blocks_.note_reference(own);
     retain(s, s.committed - groups().block_size(group), own);
   }

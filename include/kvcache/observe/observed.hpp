@@ -39,7 +39,11 @@ class observed {
   void advance(std::uint64_t now) noexcept {
     timed_ = true;
     if (now > now_) now_ = now;
-    if constexpr (requires(policy_type & p) { p.advance(now); }) policy_.advance(now);
+    if constexpr (told_of_time<policy_type>) policy_.advance(now);
+  }
+  void set_priority(block_id block, unsigned priority,
+                    std::uint64_t expires) noexcept requires told_of_priorities<policy_type> {
+    policy_.set_priority(block, priority, expires);
   }
 
   // What a block manager calls; see eviction_policy.
