@@ -25,6 +25,7 @@
 #include <kvcache/memory/huge_page_allocator.hpp>
 #include <kvcache/memory/mapped_file_allocator.hpp>
 #include <kvcache/policies.hpp>
+#include <kvcache/schedule/scheduler.hpp>
 #include <kvcache/storage.hpp>
 #include <kvcache/transfer.hpp>
 #include <kvcache/types.hpp>
