@@ -29,6 +29,10 @@ inline text words(std::uint64_t topic, std::size_t count) {
   return t;
 }
 
+inline text head_of(const text& t, std::size_t count) {
+  return {t.begin(), t.begin() + static_cast<std::ptrdiff_t>(count)};
+}
+
 inline text operator+(text a, const text& b) {
   a.insert(a.end(), b.begin(), b.end());
   return a;
@@ -70,8 +74,8 @@ class hash_engine {
     bool aborted = false;
     kvcache::end_reason reason{};
     kvcache::failure why{};
-    std::uint32_t prefilled = 0;  ///< over all its rows
-    std::uint32_t first_at = ~0u; ///< where its first row began
+    std::uint32_t prefilled = 0;   ///< over all its rows
+    std::uint32_t first_at = ~0u;  ///< where its first row began
 
     [[nodiscard]] text generated() const {
       return {content.begin() + static_cast<std::ptrdiff_t>(prompt), content.end()};
@@ -86,11 +90,11 @@ class hash_engine {
   std::size_t submit(scheduler& s, const text& prompt, std::uint32_t max_tokens, std::int32_t priority = 0,
                      std::uint32_t drafts = 0, std::span<const kvcache::extra_key> keys = {},
                      std::uint64_t seed = no_value, std::size_t stop_after = ~std::size_t{0}) {
-    const auto id = s.submit(
-        {.prompt = prompt, .keys = keys, .max_tokens = max_tokens, .priority = priority, .drafts = drafts});
+    const auto id =
+        s.submit({.prompt = prompt, .keys = keys, .max_tokens = max_tokens, .priority = priority, .drafts = drafts});
     REQUIRE(id.has_value());
-    jobs.push_back({.content = prompt, .prompt = prompt.size(), .seed = seed, .stop_after = stop_after,
-                    .max_tokens = max_tokens});
+    jobs.push_back(
+        {.content = prompt, .prompt = prompt.size(), .seed = seed, .stop_after = stop_after, .max_tokens = max_tokens});
     ids.push_back(*id);
     by_id_[{id->index, id->generation}] = jobs.size() - 1;
     return jobs.size() - 1;
@@ -189,8 +193,8 @@ class hash_engine {
       REQUIRE(j.ended);
       if (j.aborted || j.reason == kvcache::end_reason::failed) continue;
       const text prompt(j.content.begin(), j.content.begin() + static_cast<std::ptrdiff_t>(j.prompt));
-      REQUIRE(j.generated() == alone(prompt, j.max_tokens < j.stop_after ? j.max_tokens : j.stop_after, alphabet_,
-                                     j.seed));
+      REQUIRE(j.generated() ==
+              alone(prompt, j.max_tokens < j.stop_after ? j.max_tokens : j.stop_after, alphabet_, j.seed));
     }
   }
 

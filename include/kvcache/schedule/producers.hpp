@@ -17,16 +17,14 @@ namespace kvcache::detail {
 /// Which running request is about to produce which content: a claim for each whole block of its prompt that it has not
 /// committed yet. A block is `stride` tokens here, what is cached in every layer group at once. No content is claimed
 /// twice; a hash narrows, content and keys are compared.
+template <class Requests>
 class producers {
  public:
   /// Names a claim, from 1; 0: none.
   using claim = std::uint32_t;
 
-  producers(const request_table& requests, std::uint64_t stride, unsigned hash_bits)
-      : requests_(requests),
-        stride_(stride),
-        hash_mask_(hash_bits >= 32 ? ~0u : (1u << hash_bits) - 1u),
-        claims_(1) {}
+  producers(const Requests& requests, std::uint64_t stride, unsigned hash_bits)
+      : requests_(requests), stride_(stride), hash_mask_(hash_bits >= 32 ? ~0u : (1u << hash_bits) - 1u), claims_(1) {}
 
   /// Who produces what follows the first `cached` tokens of a waiting request: the claim on the last block that both
   /// have in common, or 0. Blocks that would not spare the request anything (R1: its last token is always computed)
@@ -123,7 +121,7 @@ class producers {
     return c;
   }
 
-  const request_table& requests_;
+  const Requests& requests_;
   std::uint64_t stride_;
   std::uint32_t hash_mask_;
   std::vector<entry> claims_;

@@ -36,16 +36,16 @@ struct request_record {
   bool open = false;
   bool admitted = false;  // once at least
   std::uint32_t generation = 0;
-  std::uint32_t rows = 0;         // in flight, those of earlier admissions included
+  std::uint32_t rows = 0;  // in flight, those of earlier admissions included
   std::uint32_t committed = 0;
   std::uint32_t prompt = 0;
-  std::uint32_t reached = 0;      // positions that any step has computed, also before a preemption
-  std::uint32_t reused = 0;       // at its first admission
-  std::uint32_t reused_now = 0;   // at its last one
+  std::uint32_t reached = 0;     // positions that any step has computed, also before a preemption
+  std::uint32_t reused = 0;      // at its first admission
+  std::uint32_t reused_now = 0;  // at its last one
   std::uint32_t preemptions = 0;
-  std::uint32_t producing = 0;    // the first block it has not produced yet, of those it has claimed
+  std::uint32_t producing = 0;  // the first block it has not produced yet, of those it has claimed
   std::int32_t priority = 0;
-  std::int32_t lent = 0;          // the highest of those that wait for it; its own where none does
+  std::int32_t lent = 0;  // the highest of those that wait for it; its own where none does
   std::uint64_t arrival = 0;
   key_sets::index key_set = key_sets::none;
   std::vector<extra_key> keys;

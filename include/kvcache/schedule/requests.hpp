@@ -44,14 +44,14 @@ struct request {
 
 /// Where a request stands.
 struct request_progress {
-  std::uint32_t prompt = 0;         ///< tokens of the prompt
-  std::uint32_t generated = 0;      ///< tokens generated, as far as steps have finished
-  std::uint32_t computed = 0;       ///< tokens whose K and V are there; 0 unless it runs
-  std::uint32_t reused = 0;         ///< tokens found in the cache when it was admitted first
-  std::uint32_t preemptions = 0;    ///< times it had to give its blocks back
-  std::int32_t priority = 0;        ///< its own, or what those lend that wait for it, whichever is higher
-  bool running = false;             ///< admitted; else it waits, for room or for another one's prefix
-  sequence_id sequence = {};        ///< while it runs
+  std::uint32_t prompt = 0;       ///< tokens of the prompt
+  std::uint32_t generated = 0;    ///< tokens generated, as far as steps have finished
+  std::uint32_t computed = 0;     ///< tokens whose K and V are there; 0 unless it runs
+  std::uint32_t reused = 0;       ///< tokens found in the cache when it was admitted first
+  std::uint32_t preemptions = 0;  ///< times it had to give its blocks back
+  std::int32_t priority = 0;      ///< its own, or what those lend that wait for it, whichever is higher
+  bool running = false;           ///< admitted; else it waits, for room or for another one's prefix
+  sequence_id sequence = {};      ///< while it runs
 };
 
 enum class end_reason : std::uint8_t {
@@ -69,8 +69,8 @@ struct ended_request {
 
 /// Running sums since the scheduler was built.
 struct scheduler_statistics {
-  std::uint64_t submitted = 0;          ///< requests taken; each of them ends in one of the next four ways or lives
-  std::uint64_t stopped = 0;            ///< see end_reason
+  std::uint64_t submitted = 0;  ///< requests taken; each of them ends in one of the next four ways or lives
+  std::uint64_t stopped = 0;    ///< see end_reason
   std::uint64_t length = 0;
   std::uint64_t failed = 0;
   std::uint64_t aborted = 0;

@@ -115,8 +115,7 @@ class scheduler {
     bool with_drafts = true;
     bool admits = true;
     for (;;) {
-      gather(with_drafts);
-      if (admits || running_.empty()) admit();
+      gather(with_drafts, admits || running_.empty());
       if (rows_.empty()) {
         if (!flights_.empty()) return {};
         KVCACHE_ASSERT(running_.empty(), "a running request has nothing to compute");
@@ -186,8 +185,9 @@ class scheduler {
   [[nodiscard]] result<request_progress> progress(request_id id) const noexcept {
     if (!requests_.contains(id)) return requests_.stale(id);
     const detail::request_record& r = requests_[id.index];
-    return request_progress{r.prompt,      r.known() - r.prompt, r.running ? r.computed : 0, r.reused,
-                            r.preemptions, r.effective(),        r.running,                  r.sequence};
+    return request_progress{
+        r.prompt,  r.known() - r.prompt, r.running ? r.computed : 0, r.reused, r.preemptions, r.effective(), r.running,
+        r.sequence};
   }
   /// The prompt and what was generated, as far as steps have finished. Valid until the next call that is not const.
   /// stale_id. O(1).
@@ -208,6 +208,8 @@ class scheduler {
  private:
   using index = detail::request_index;
   using record = detail::request_record;
+  using queues = detail::waiting_queues<detail::request_table>;
+  using producers = detail::producers<detail::request_table>;
 
   struct flight {
     step blocks;
@@ -220,7 +222,8 @@ class scheduler {
     std::uint64_t produced = 0;
   };
 
-  static constexpr detail::waiting_queues::queue waiting_queue = 0;  // the others are those of claims
+  static constexpr queues::queue waiting_queue = 0;  // the others are those of claims
+  static constexpr std::uint64_t not_counted = ~std::uint64_t{0};
 
   static scheduler_options checked(const scheduler_options& o) {
     if (o.running == 0)
@@ -250,8 +253,8 @@ class scheduler {
 
   // Planning ----------------------------------------------------------------------------------------------------
 
-  /// Leaves in rows_ what the running requests compute next.
-  void gather(bool with_drafts) noexcept {
+  /// Leaves in rows_ what is computed next.
+  void gather(bool with_drafts, bool admits) noexcept {
     rows_.clear();
     prefills_.clear();
     drafts_planned_ = false;
@@ -279,11 +282,32 @@ class scheduler {
     std::uint32_t left = options_.step_tokens - static_cast<std::uint32_t>(rows_.size());
     if (drafts) add_drafts(left);
     prompt_tokens_ = left < options_.prefill_tokens ? left : options_.prefill_tokens;
-    // Admitted in this order for the most part, so that few have to move.
-    for (std::size_t i = 1; i < prefills_.size(); ++i)
-      for (std::size_t j = i; j > 0 && requests_.before(prefills_[j], prefills_[j - 1]); --j)
+    add_prompts(admits);
+  }
+
+  /// Prompts that are being computed and requests that wait share the tokens that are left, whoever goes first.
+  void add_prompts(bool admits) noexcept {
+    sort_prefills(0);
+    promised_ = not_counted;
+    std::uint32_t looks = admits ? options_.running : 0;
+    for (std::size_t at = 0; prompt_tokens_ != 0;) {
+      const index waiting = looks != 0 ? queues_.top(waiting_queue) : detail::no_request;
+      if (waiting != detail::no_request && (at == prefills_.size() || requests_.before(waiting, prefills_[at]))) {
+        looks = look_at(waiting) ? looks - 1 : 0;
+        sort_prefills(at);
+      } else if (at != prefills_.size()) {
+        add_prefill(prefills_[at++]);
+      } else {
+        break;
+      }
+    }
+  }
+
+  /// Those from `first` on; few have to move.
+  void sort_prefills(std::size_t first) noexcept {
+    for (std::size_t i = first + 1; i < prefills_.size(); ++i)
+      for (std::size_t j = i; j > first && requests_.before(prefills_[j], prefills_[j - 1]); --j)
         std::swap(prefills_[j], prefills_[j - 1]);
-    for (const index i : prefills_) add_prefill(i);
   }
 
   /// Drafts take at most half of what they could leave to prompts.
@@ -317,36 +341,30 @@ class scheduler {
                      .samples = tokens == rest});
   }
 
-  /// Admits who comes first, as long as there is room and what runs has the blocks for this step.
-  void admit() noexcept {
-    bool counted = false;
-    std::uint64_t promised = 0;  // blocks for the rows planned so far
-    for (std::uint32_t looks = 0; looks < options_.running; ++looks) {
-      const index i = queues_.top(waiting_queue);
-      if (i == detail::no_request || running_.size() == options_.running || prompt_tokens_ == 0) return;
-      record& r = requests_[i];
-      if (r.rows != 0 || refused_before(i)) return;  // steps in flight may still bring tokens of its last admission
-      if (!counted) {
-        fill_wants();
-        const auto needed = manager_.blocks_needed(wants_);
-        KVCACHE_ASSERT(needed.has_value(), "a sequence of the scheduler was closed behind its back");
-        if (!needed) return;
-        promised = *needed;
-        counted = true;
-      }
-      ++statistics_.examined;
-      const admission a = manager_.predict(wanted(r));
-      if (const auto claim = producers_.find(i, a.reused_tokens, seed(r)); claim != 0) {
-        wait_for(i, claim);
-        continue;
-      }
-      const std::uint64_t needs = a.needs + (running_.empty() ? 0 : options_.watermark);
-      if (needs + promised > a.available || a.total_blocks > a.capacity) {
-        refused_ = {requests_.id(i), needs, produced_};
-        return;
-      }
-      start(i);
+  /// Admits the first waiting request or lets it wait for its producer. False: neither; nobody passes it.
+  bool look_at(index i) noexcept {
+    const record& r = requests_[i];
+    // Steps in flight may still bring tokens of its last admission.
+    if (running_.size() == options_.running || r.rows != 0 || refused_before(i)) return false;
+    if (promised_ == not_counted) {
+      fill_wants();
+      const auto needed = manager_.blocks_needed(wants_);
+      KVCACHE_ASSERT(needed.has_value(), "a sequence of the scheduler was closed behind its back");
+      promised_ = needed ? *needed : manager_.capacity();
     }
+    ++statistics_.examined;
+    const admission a = manager_.predict(wanted(r));
+    if (const auto claim = producers_.find(i, a.reused_tokens, seed(r)); claim != 0) {
+      wait_for(i, claim);
+      return true;
+    }
+    const std::uint64_t needs = a.needs + (running_.empty() ? 0 : options_.watermark);
+    if (needs + promised_ > a.available || a.total_blocks > a.capacity) {
+      refused_ = {requests_.id(i), needs, produced_};
+      return false;
+    }
+    start(i);
+    return true;
   }
 
   [[nodiscard]] static open_request wanted(const record& r) noexcept {
@@ -358,7 +376,7 @@ class scheduler {
            manager_.counts().available() < refused_.needs;
   }
 
-  void wait_for(index i, detail::producers::claim claim) noexcept {
+  void wait_for(index i, producers::claim claim) noexcept {
     leave_queue(i);
     queues_.push(claim, i);
     record& producer = requests_[producers_.producer(claim)];
@@ -528,8 +546,7 @@ class scheduler {
   /// Commits whole blocks only: nothing less can be found, and a call for each token would cost more than the rest.
   void commit(record& r) noexcept {
     const auto whole = static_cast<std::uint32_t>(r.computed / stride_ * stride_);
-    const auto done =
-        manager_.commit(r.sequence, content_view(r.content).sub(r.committed, whole - r.committed));
+    const auto done = manager_.commit(r.sequence, content_view(r.content).sub(r.committed, whole - r.committed));
     KVCACHE_ASSERT(done.has_value(), "a sequence of the scheduler was changed behind its back");
     static_cast<void>(done);
     r.committed = whole;
@@ -558,7 +575,7 @@ class scheduler {
 
   /// Takes a waiting request out of the queue it is in.
   void leave_queue(index i) noexcept {
-    detail::waiting_queues::queue from = waiting_queue;
+    queues::queue from = waiting_queue;
     if (queues_.erase(i, from) && from != waiting_queue) update_lent(requests_[producers_.producer(from)]);
   }
 
@@ -612,8 +629,8 @@ class scheduler {
   std::uint64_t stride_;
   detail::request_table requests_;
   detail::key_sets key_sets_;
-  detail::waiting_queues queues_;
-  detail::producers producers_;
+  queues queues_;
+  producers producers_;
   std::vector<index> running_;  // in the order of admission
   std::deque<flight> records_;  // addresses stay
   std::vector<flight*> unused_;
@@ -631,6 +648,7 @@ class scheduler {
   std::vector<std::uint32_t> order_;
   std::vector<std::uint32_t> counts_;
   std::uint32_t prompt_tokens_ = 0;  // that may still be added
+  std::uint64_t promised_ = 0;       // blocks for the rows planned before the first look at a waiting request
   bool drafts_planned_ = false;
 };
 

@@ -13,11 +13,12 @@ namespace kvcache::detail {
 /// Queues of requests, first who goes first. A request is in one queue at most. Leftist heaps (Crane 1972; Knuth, The
 /// Art of Computer Programming 3, 5.2.3), because a whole queue moves into another in O(log n): when a prefix is there,
 /// those who waited for it go on, however many they are. O(log n) each call, but top.
+template <class Requests>
 class waiting_queues {
  public:
   using queue = std::uint32_t;
 
-  explicit waiting_queues(const request_table& requests) : requests_(requests) {}
+  explicit waiting_queues(const Requests& requests) : requests_(requests) {}
 
   /// The first of a queue, or no_request. O(1).
   [[nodiscard]] request_index top(queue q) const noexcept { return q < tops_.size() ? tops_[q] : no_request; }
@@ -93,8 +94,8 @@ class waiting_queues {
     return a;
   }
 
-  const request_table& requests_;
-  std::vector<node> nodes_;            // by request
+  const Requests& requests_;
+  std::vector<node> nodes_;          // by request
   std::vector<request_index> tops_;  // by queue
 };
 
