@@ -142,7 +142,8 @@ TEST_CASE("Drafts that find no block are left out, and nobody is preempted for t
   check_empty(m, s);
 }
 
-TEST_CASE("With steps in flight, rows without blocks sit out, and nobody is preempted for blocks that come back anyway") {
+TEST_CASE(
+    "With steps in flight, rows without blocks sit out, and nobody is preempted for blocks that come back anyway") {
   const std::uint32_t block_size = GENERATE(2u, 4u, 16u);
   manager m({.blocks = 9, .block_size = block_size});
   scheduler s(m, {.running = 4, .step_tokens = 4096, .watermark = 0});

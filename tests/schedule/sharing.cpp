@@ -68,16 +68,14 @@ TEST_CASE("R11 a request waits for the prefix that another one computes, then re
   const unsigned hash_bits = GENERATE(64u, 3u, 0u);
   CAPTURE(block_size, depth, hash_bits);
   manager m({.blocks = 4096 / block_size, .block_size = block_size, .hash_bits = hash_bits});
-  scheduler s(m, {.running = 8,
-                  .step_tokens = 2 * block_size + 8,
-                  .prefill_tokens = 2 * block_size,
-                  .hash_bits = hash_bits});
+  scheduler s(
+      m, {.running = 8, .step_tokens = 2 * block_size + 8, .prefill_tokens = 2 * block_size, .hash_bits = hash_bits});
   hash_engine engine(m);
   const text common = words(1, 5 * block_size);
-  engine.submit(s, common + words(2, 1), 1);              // 0 produces it
-  engine.submit(s, common + words(3, block_size), 1);     // 1 waits for all of it
-  engine.submit(s, words(4, 3), 1);                       // 2 passes
-  engine.submit(s, common + words(5, 2 * block_size), 1); // 3 waits
+  engine.submit(s, common + words(2, 1), 1);               // 0 produces it
+  engine.submit(s, common + words(3, block_size), 1);      // 1 waits for all of it
+  engine.submit(s, words(4, 3), 1);                        // 2 passes
+  engine.submit(s, common + words(5, 2 * block_size), 1);  // 3 waits
   engine.run(s, depth);
   engine.check_tokens();
   CHECK(engine.jobs[0].prefilled == 5 * block_size + 1);
@@ -97,7 +95,7 @@ TEST_CASE("R11 who waits does not wait longer than for what it shares") {
   const text common = words(1, 3 * block_size);
   engine.submit(s, common + words(2, 20 * block_size), 1);
   engine.submit(s, common + words(3, 1), 1, 1);  // of higher priority, so that it gets a share of a step
-  REQUIRE(engine.plan(s));  // it comes first, so it produces
+  REQUIRE(engine.plan(s));                       // it comes first, so it produces
   CHECK(jobs_of(engine) == jobs{1});
   engine.finish(s);
   REQUIRE(engine.plan(s));
@@ -188,7 +186,8 @@ TEST_CASE("R11 where the producer is aborted the oldest waiter takes over") {
   check_empty(m, s);
 }
 
-TEST_CASE("R11 where the producer is preempted somebody else takes over, and nothing is lost or computed twice at once") {
+TEST_CASE(
+    "R11 where the producer is preempted somebody else takes over, and nothing is lost or computed twice at once") {
   const std::uint32_t block_size = GENERATE(1u, 4u, 16u);
   manager m({.blocks = 17, .block_size = block_size});
   scheduler s(m, {.running = 8, .step_tokens = 12, .prefill_tokens = 4, .watermark = 0});
@@ -205,8 +204,8 @@ TEST_CASE("R11 where the producer is preempted somebody else takes over, and not
   bool together = false;
   while (engine.plan(s)) {
     const jobs now = jobs_of(engine);
-    together = together || (std::count(now.begin(), now.end(), 1u) != 0 && std::count(now.begin(), now.end(), 2u) != 0 &&
-                            !engine.flights.front().rows.back().samples);
+    together = together || (std::count(now.begin(), now.end(), 1u) != 0 &&
+                            std::count(now.begin(), now.end(), 2u) != 0 && !engine.flights.front().rows.back().samples);
     engine.finish(s);
   }
   CHECK(s.statistics().preemptions > 0);
