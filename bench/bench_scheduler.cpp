@@ -67,7 +67,6 @@ BENCHMARK(decode_step)->ArgName("waiting")->Arg(0)->Arg(10'000)->Unit(benchmark:
 void decode_step_without_scheduler(benchmark::State& state) {
   manager m({.blocks = 262'144, .block_size = block_size});
   std::vector<kvcache::want> wants;
-  std::vector<std::uint32_t> counts(decodes, 1);
   units prompt(512);
   const units more(block_size, 7);
   std::uint32_t length = 0;
@@ -88,7 +87,7 @@ void decode_step_without_scheduler(benchmark::State& state) {
   start();
   for (auto _ : state) {
     auto begun = m.begin(wants);
-    bool good = begun && begun->accept(counts);
+    bool good = begun && begun->accept();
     if (++length % block_size == 0)
       for (const auto& w : wants) good = good && m.commit(w.sequence, more);
     good = good && m.retire(*begun);
@@ -132,7 +131,8 @@ void admission(benchmark::State& state) {
     if (!good) return check(state, false);
     state.ResumeTiming();
   }
-  check(state, m.statistics().evicted_blocks - before == static_cast<std::uint64_t>(state.iterations()) * request_blocks);
+  check(state,
+        m.statistics().evicted_blocks - before == static_cast<std::uint64_t>(state.iterations()) * request_blocks);
 }
 BENCHMARK(admission)->ArgName("pool")->Arg(4'096)->Arg(65'536)->Unit(benchmark::kMicrosecond);
 

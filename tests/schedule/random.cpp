@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random calls: requests that share prefixes come and are aborted, steps overlap, drafts fail, others take blocks of the
-// pool. Whatever happens, a request ends with the tokens it would have alone, and no block is lost.
+// Random calls: requests that share prefixes come and are aborted, steps overlap, drafts fail, others take blocks of
+// the pool. Whatever happens, a request ends with the tokens it would have alone, and no block is lost.
 #include <algorithm>
 #include <array>
 #include <set>

@@ -20,8 +20,8 @@ namespace kvcache::detail {
 using request_index = std::uint32_t;
 inline constexpr request_index no_request = ~0u;
 
-/// What a scheduler knows of one request. What every step reads comes first, in one cache line.
-struct request_record {
+/// What a scheduler knows of one request. A step reads and writes only the first cache line of those that decode.
+struct alignas(64) request_record {
   std::vector<content_unit> content;  // prompt and what was generated
   std::uint32_t begun = 0;            // positions that steps begun so far compute
   std::uint32_t computed = 0;         // of these, accepted
@@ -29,17 +29,18 @@ struct request_record {
   std::uint32_t limit = 0;            // positions that are ever computed
   std::uint32_t next_commit = 0;      // there is a whole block to commit from this position on
   sequence_id sequence;               // while it runs
-  std::uint32_t drafts = 0;
-  bool running = false;
-  bool verifying = false;  // a row with drafts is in flight, so its length is not known
-
-  bool open = false;
-  bool admitted = false;  // once at least
   std::uint32_t generation = 0;
   std::uint32_t rows = 0;  // in flight, those of earlier admissions included
+  bool open = false;
+  bool running = false;
+  bool with_drafts = false;
+  bool verifying = false;  // a row with drafts is in flight, so its length is not known
+
+  bool admitted = false;  // once at least
+  std::uint32_t drafts = 0;
   std::uint32_t committed = 0;
   std::uint32_t prompt = 0;
-  std::uint32_t reached = 0;     // positions that any step has computed, also before a preemption
+  std::uint32_t reached = 0;     // positions that steps have computed up to its last preemption
   std::uint32_t reused = 0;      // at its first admission
   std::uint32_t reused_now = 0;  // at its last one
   std::uint32_t preemptions = 0;
@@ -73,6 +74,7 @@ class request_table {
     r.limit = r.prompt + what.max_tokens - 1;
     r.priority = r.lent = what.priority;
     r.drafts = what.drafts;
+    r.with_drafts = what.drafts != 0;
     r.open = true;
     r.arrival = arrivals_++;
     copy_keys(r, what.keys);
@@ -93,8 +95,10 @@ class request_table {
   [[nodiscard]] const request_record& operator[](request_index index) const noexcept { return records_[index]; }
   [[nodiscard]] request_id id(request_index index) const noexcept { return {index, records_[index].generation}; }
   [[nodiscard]] bool contains(request_id id) const noexcept {
-    return id.index < records_.size() && records_[id.index].open && records_[id.index].generation == id.generation;
+    return id.index < records_.size() && records_[id.index].open && lives(id);
   }
+  /// Of an id that this table gave out.
+  [[nodiscard]] bool lives(request_id id) const noexcept { return records_[id.index].generation == id.generation; }
   [[nodiscard]] failure stale(request_id id) const noexcept {
     return {errc::stale_id, id.index, id.index < records_.size() ? records_[id.index].generation : 0};
   }

@@ -150,26 +150,31 @@ class scheduler {
     if (plan.number != finished_ + 1) return failure{errc::step_order, plan.number, finished_ + 1};
     flight& f = *flights_.front();
     if (results.size() != f.rows.size()) return failure{errc::beyond_length, results.size(), f.rows.size()};
+    std::uint64_t generated = 0;
+    bool whole = true;
     counts_.clear();
     for (std::size_t i = 0; i < results.size(); ++i) {
       const plan_row& row = f.rows[i];
-      const row_result& result = results[i];
+      const std::size_t size = results[i].tokens.size();
       const std::size_t most = row.samples ? std::size_t{row.drafts} + 1 : 0;
-      const std::size_t size = result.tokens.size();
-      if (requests_.contains(row.request) && (size > most || (size == 0 && row.samples && !result.ends)))
-        return failure{errc::beyond_length, size, most};
-      const std::size_t confirmed = size == 0 || size > most ? 0 : size - 1;
+      const bool possible = size <= most && (size != 0 || !row.samples || results[i].ends);
+      if (!possible && requests_.lives(row.request)) return failure{errc::beyond_length, size, most};
+      const std::size_t confirmed = size == 0 || !possible ? 0 : size - 1;
+      if (requests_.lives(row.request)) generated += size;
       counts_.push_back(row.tokens - row.drafts + static_cast<std::uint32_t>(confirmed));
+      whole = whole && confirmed == row.drafts;
     }
-    auto accepted = f.blocks.accept(counts_);
+    auto accepted = whole ? f.blocks.accept() : f.blocks.accept(counts_);
     if (!accepted) return accepted;
 
     for (std::size_t i = 0; i < results.size(); ++i) take(f.rows[i], counts_[i], results[i]);
+    statistics_.generated_tokens += generated;
     accepted = manager_.retire(f.blocks);
     KVCACHE_ASSERT(accepted.has_value(), "an accepted step is the oldest one");
     ++finished_;
     flights_.erase(flights_.begin());
     unused_.push_back(&f);
+    rows_.swap(f.rows);  // the next plan is made where this one lies in the processor's cache
     for (const ended_request& e : ended_) end(e);
     return accepted;
   }
@@ -267,7 +272,7 @@ class scheduler {
       }
       if (r.begun >= r.limit || r.verifying) continue;
       // Drafts follow a token that is known.
-      if (r.drafts != 0 && with_drafts) {
+      if (r.with_drafts && with_drafts) {
         if (r.rows != 0) continue;
         drafts = true;
       }
@@ -395,7 +400,7 @@ class scheduler {
     r.running = true;
     if (!r.admitted) {
       r.admitted = true;
-      r.reused = r.reached = r.reused_now;
+      r.reused = r.reused_now;
       ++statistics_.admitted;
       statistics_.queried_tokens += r.prompt;
       statistics_.hit_tokens += r.reused;
@@ -431,16 +436,15 @@ class scheduler {
       record& r = requests_[row.request.index];
       r.begun += row.tokens;
       ++r.rows;
-      r.verifying = row.drafts != 0;
       if (row.decodes) {
+        r.verifying = row.drafts != 0;
         statistics_.decoded_tokens += row.tokens;
-      } else {
-        const std::uint32_t again = r.reached <= row.first ? 0 : r.reached - row.first;
-        const std::uint32_t recomputed = again < row.tokens ? again : row.tokens;
-        statistics_.recomputed_tokens += recomputed;
-        statistics_.prefilled_tokens += row.tokens - recomputed;
+        continue;
       }
-      if (r.begun > r.reached) r.reached = r.begun;
+      const std::uint32_t again = r.reached <= row.first ? 0 : r.reached - row.first;
+      const std::uint32_t recomputed = again < row.tokens ? again : row.tokens;
+      statistics_.recomputed_tokens += recomputed;
+      statistics_.prefilled_tokens += row.tokens - recomputed;
     }
     return {finished_ + flights_.size(), f.rows, &f.blocks};
   }
@@ -488,7 +492,9 @@ class scheduler {
 
   void preempt(index i) noexcept {
     stop_running(i);
-    ++requests_[i].preemptions;
+    record& r = requests_[i];
+    if (r.begun > r.reached) r.reached = r.begun;
+    ++r.preemptions;
     ++statistics_.preemptions;
     queues_.push(waiting_queue, i);
   }
@@ -521,17 +527,14 @@ class scheduler {
   // Ends --------------------------------------------------------------------------------------------------------
 
   /// Takes what came of one row.
-  void take(const plan_row& row, std::uint32_t accepted, const row_result& result) noexcept {
-    if (!requests_.contains(row.request)) return;
-    const index i = row.request.index;
-    record& r = requests_[i];
+  KVCACHE_ALWAYS_INLINE void take(const plan_row& row, std::uint32_t accepted, const row_result& result) noexcept {
+    if (!requests_.lives(row.request)) return;
+    record& r = requests_[row.request.index];
     --r.rows;
-    const bool live = r.running && r.sequence == row.sequence;
     for (std::size_t t = 0; t < result.tokens.size(); ++t) r.content.push_back(result.tokens[t]);
-    statistics_.generated_tokens += result.tokens.size();
-    if (live) {
+    if (r.sequence == row.sequence) {  // not preempted meanwhile
       r.computed = row.first + accepted;
-      if (row.drafts != 0) {
+      if (r.verifying) {
         r.begun = r.computed;
         r.verifying = false;
       }
@@ -544,7 +547,7 @@ class scheduler {
   }
 
   /// Commits whole blocks only: nothing less can be found, and a call for each token would cost more than the rest.
-  void commit(record& r) noexcept {
+  KVCACHE_NOINLINE void commit(record& r) noexcept {
     const auto whole = static_cast<std::uint32_t>(r.computed / stride_ * stride_);
     const auto done = manager_.commit(r.sequence, content_view(r.content).sub(r.committed, whole - r.committed));
     KVCACHE_ASSERT(done.has_value(), "a sequence of the scheduler was changed behind its back");
