@@ -98,6 +98,33 @@ TEST_CASE("Of equal priorities the one with least to compute again gives its blo
   check_empty(m, s);
 }
 
+TEST_CASE("R11 a lent priority protects the producer from giving its blocks back") {
+  const std::uint32_t block_size = GENERATE(2u, 4u, 16u);
+  const bool waits = GENERATE(false, true);
+  CAPTURE(block_size, waits);
+  manager m({.blocks = 18, .block_size = block_size});
+  scheduler s(m, {.running = 8, .step_tokens = 12, .prefill_tokens = 1, .watermark = 0});
+  hash_engine engine(m);
+  engine.submit(s, words(1, 2 * block_size), 6 * block_size, 9);
+  engine.submit(s, words(2, 2 * block_size), 6 * block_size, 1);
+  do {
+    REQUIRE(engine.plan(s));
+    engine.finish(s);
+  } while (s.progress(engine.ids[1])->generated == 0);
+  // The prompt takes longer than the two that generate need for the blocks that are left.
+  const std::uint32_t left = m.counts().available();
+  const text prompt = words(3, (left - 2) * block_size);
+  engine.submit(s, prompt, 1, 0);
+  REQUIRE(engine.plan(s));
+  engine.finish(s);
+  REQUIRE(s.progress(engine.ids[2])->running);
+  if (waits) engine.submit(s, prompt + words(4, 1), 1, 5);
+  CHECK(first_victim(s, engine) == (waits ? 1u : 2u));
+  engine.run(s);
+  engine.check_tokens();
+  check_empty(m, s);
+}
+
 TEST_CASE("What a request found in the cache is not counted as its loss") {
   const std::uint32_t block_size = GENERATE(1u, 4u, 16u);
   manager m({.blocks = 13, .block_size = block_size});
