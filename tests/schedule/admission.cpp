@@ -251,7 +251,7 @@ TEST_CASE("R14 where others hold the pool, the first request fails with out_of_b
   CHECK(engine.jobs[1].reason == end_reason::length);
   CHECK(engine.jobs[2].reason == end_reason::failed);
   CHECK(s.statistics().failed == 2);
-  engine.check_tokens();
+  engine.check_tokens(2);
   REQUIRE(m.close(held->sequence).has_value());
   check_empty(m, s);
 }

@@ -64,7 +64,8 @@ class driver {
     held_.clear();
     engine.run(s, load_.depth);
     check();
-    engine.check_tokens();
+    engine.check_tokens(s.statistics().failed);
+    CHECK((load_.others || s.statistics().failed == 0));
     check_empty(m, s);
   }
 
@@ -183,7 +184,7 @@ class driver {
 
 constexpr std::size_t calls(std::size_t in_release) {
 #if defined(__SANITIZE_ADDRESS__) || !defined(NDEBUG)
-  return in_release / 20;
+  return in_release / 12;
 #else
   return in_release;
 #endif
@@ -209,13 +210,14 @@ TEST_CASE("R9 random requests, aborts, drafts, overlapped steps: tokens as alone
   d.finish();
   const auto& t = d.s.statistics();
   CHECK(t.admitted > calls(12'000) / 100);
+  CHECK((d.overlapped > 0) == (depth > 1));
+  if (calls(12'000) < 12'000) return;  // too few for every kind of event
   CHECK(t.hit_tokens > 0);
   CHECK(t.preemptions > 0);
   CHECK((t.recomputed_tokens > 0 || block_size == 16));
   CHECK(t.aborted > 0);
   CHECK(t.stopped > 0);
   CHECK(t.length > 0);
-  CHECK((d.overlapped > 0) == (depth > 1));
 }
 
 TEST_CASE("R9 100,000 random calls") {

@@ -185,8 +185,11 @@ class hash_engine {
     REQUIRE(s.idle());
   }
 
-  /// Every request that ended by itself has the tokens that it would have alone.
-  void check_tokens() const {
+  /// Every request that ended by itself has the tokens that it would have alone; so many failed.
+  void check_tokens(std::size_t failures = 0) const {
+    std::size_t failed = 0;
+    for (const job& j : jobs) failed += j.ended && !j.aborted && j.reason == kvcache::end_reason::failed ? 1 : 0;
+    CHECK(failed == failures);
     for (std::size_t i = 0; i < jobs.size(); ++i) {
       const job& j = jobs[i];
       INFO("request " << i);

@@ -35,6 +35,7 @@ namespace kvcache {
 /// Admission is by priority, then in order of arrival, nobody passes a request that does not fit; what fits, the
 /// manager's `predict` says, so a prompt gets all its blocks or none. A request whose prompt begins with blocks that a
 /// running one is about to compute waits until they can be reused, and lends that one its priority; others pass it by.
+/// (Who runs waits for nobody, so priorities are lent over one step only.)
 /// Where a running request finds no block for its next token, another one gives back its blocks and computes them again
 /// later, its prompt and what it has generated; what it had generated stays.
 ///
@@ -150,7 +151,6 @@ class scheduler {
     if (plan.number != finished_ + 1) return failure{errc::step_order, plan.number, finished_ + 1};
     flight& f = *flights_.front();
     if (results.size() != f.rows.size()) return failure{errc::beyond_length, results.size(), f.rows.size()};
-    std::uint64_t generated = 0;
     bool whole = true;
     counts_.clear();
     for (std::size_t i = 0; i < results.size(); ++i) {
@@ -160,14 +160,15 @@ class scheduler {
       const bool possible = size <= most && (size != 0 || !row.samples || results[i].ends);
       if (!possible && requests_.lives(row.request)) return failure{errc::beyond_length, size, most};
       const std::size_t confirmed = size == 0 || !possible ? 0 : size - 1;
-      if (requests_.lives(row.request)) generated += size;
       counts_.push_back(row.tokens - row.drafts + static_cast<std::uint32_t>(confirmed));
       whole = whole && confirmed == row.drafts;
     }
     auto accepted = whole ? f.blocks.accept() : f.blocks.accept(counts_);
     if (!accepted) return accepted;
 
-    for (std::size_t i = 0; i < results.size(); ++i) take(f.rows[i], counts_[i], results[i]);
+    std::uint64_t generated = 0;
+    for (std::size_t i = 0; i < results.size(); ++i)
+      if (take(f.rows[i], counts_[i], results[i])) generated += results[i].tokens.size();
     statistics_.generated_tokens += generated;
     accepted = manager_.retire(f.blocks);
     KVCACHE_ASSERT(accepted.has_value(), "an accepted step is the oldest one");
@@ -526,9 +527,9 @@ class scheduler {
 
   // Ends --------------------------------------------------------------------------------------------------------
 
-  /// Takes what came of one row.
-  KVCACHE_ALWAYS_INLINE void take(const plan_row& row, std::uint32_t accepted, const row_result& result) noexcept {
-    if (!requests_.lives(row.request)) return;
+  /// Takes what came of one row. False: its request is gone.
+  KVCACHE_ALWAYS_INLINE bool take(const plan_row& row, std::uint32_t accepted, const row_result& result) noexcept {
+    if (!requests_.lives(row.request)) return false;
     record& r = requests_[row.request.index];
     --r.rows;
     for (std::size_t t = 0; t < result.tokens.size(); ++t) r.content.push_back(result.tokens[t]);
@@ -544,6 +545,7 @@ class scheduler {
       ended_.push_back({row.request, end_reason::stopped, {}});
     else if (r.known() > r.limit)
       ended_.push_back({row.request, end_reason::length, {}});
+    return true;
   }
 
   /// Commits whole blocks only: nothing less can be found, and a call for each token would cost more than the rest.
