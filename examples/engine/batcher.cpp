@@ -3,6 +3,7 @@
 
 #include "bad_input.hpp"
 
+#include <kvcache/blocks/extra_key.hpp>
 #include <kvcache/geometry.hpp>
 
 #include <algorithm>
@@ -16,31 +17,24 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+const batch_options& checked(const batch_options& options) {
+  if (options.max_sequences == 0) throw bad_input("the number of requests served at once is 0, the least is 1");
+  if (options.chunk == 0) throw bad_input("the number of prompt tokens in a step is 0, the least is 1");
+  return options;
+}
+
+std::uint32_t sum(std::uint32_t a, std::uint32_t b) { return a > ~b ? ~std::uint32_t{0} : a + b; }
+
 }  // namespace
 
 batcher::batcher(llama& model, kv_cache& cache, const batch_options& options, listener& hears)
-    : model_(model), cache_(cache), options_(options), listener_(hears) {
-  if (options.max_sequences == 0) throw bad_input("the number of requests served at once is 0, the least is 1");
-  if (options.chunk == 0) throw bad_input("the number of prompt tokens in a step is 0, the least is 1");
-}
-
-batcher::~batcher() {
-  for (const active& a : running_) (void)cache_.manager().close(a.sequence);
-}
-
-void batcher::submit(request what) {
-  const std::size_t index = answers_.size();
-  answer& result = answers_.emplace_back();
-  result.id = what.id;
-  result.prompt_tokens = static_cast<std::uint32_t>(what.prompt.size());
-  waiting_.push_back({index, std::move(what), clock::now()});
-}
-
-void batcher::fail(std::size_t index, const std::string& why) {
-  answers_[index].how = finish::failed;
-  answers_[index].error = "request '" + answers_[index].id + "' " + why;
-  listener_.finished(index, answers_[index]);
-}
+    : model_(model),
+      cache_(cache),
+      options_(checked(options)),
+      listener_(hears),
+      scheduler_(cache.manager(), {.running = options.max_sequences,
+                                   .step_tokens = sum(options.max_sequences, options.chunk),
+                                   .prefill_tokens = options.chunk}) {}
 
 std::string batcher::never_fits(const request& what) const {
   if (what.prompt.empty()) return "has a prompt of 0 tokens, the least is 1";
@@ -60,165 +54,144 @@ std::string batcher::never_fits(const request& what) const {
   return {};
 }
 
-// Blocks that the admitted requests may still take.
-std::uint64_t batcher::promised_blocks() const {
-  const auto& manager = cache_.manager();
-  std::uint64_t blocks = 0;
-  for (const active& a : running_)
-    blocks += kvcache::blocks_for(a.most_tokens(), manager.block_size()) - manager.table(a.sequence).value().size();
-  return blocks;
+void batcher::fail(std::size_t index, const std::string& why) {
+  answers_[index].how = finish::failed;
+  answers_[index].error = "request '" + answers_[index].id + "' " + why;
+  listener_.finished(index, answers_[index]);
 }
 
-// True where the first waiting request left the queue, admitted or failed.
-bool batcher::admit_first() {
-  waiting& first = waiting_.front();
-  std::string why = never_fits(first.what);
-  if (why.empty()) {
-    auto& manager = cache_.manager();
-    const std::uint64_t most = std::uint64_t{first.what.prompt.size()} + first.what.max_tokens - 1;
-    const kvcache::admission fit = manager.predict({.content = first.what.prompt, .reserve = most});
-    if (fit.needs + promised_blocks() > fit.available) {
-      if (!running_.empty()) return false;
-      why = "needs " + std::to_string(fit.needs) + " blocks, " + std::to_string(fit.available) +
-            " are available and no request runs that could give some back";
-    }
-  }
-  if (!why.empty()) {
-    fail(first.index, why);
-    waiting_.pop_front();
-    return true;
-  }
-  const kvcache::opened opened = cache_.manager().open({.content = first.what.prompt}).value();
-  answers_[first.index].reused_tokens = opened.reused_tokens;
-  running_.push_back({.index = first.index,
-                      .sequence = opened.sequence,
-                      .tokens = std::move(first.what.prompt),
-                      .prompt_tokens = answers_[first.index].prompt_tokens,
-                      .computed = opened.reused_tokens,
-                      .max_tokens = first.what.max_tokens,
-                      .ignore_end = first.what.ignore_end,
-                      .choose = sampler(first.what.how),
-                      .since = first.since});
-  waiting_.pop_front();
-  return true;
+void batcher::submit(request what) {
+  const std::size_t index = answers_.size();
+  answer& result = answers_.emplace_back();
+  result.id = what.id;
+  result.prompt_tokens = static_cast<std::uint32_t>(what.prompt.size());
+  if (const std::string why = never_fits(what); !why.empty()) return fail(index, why);
+  // A salt of its own keeps a request from all that others have computed.
+  const std::string own = std::to_string(index);
+  const kvcache::extra_key salt{kvcache::key_kind::salt, own};
+  const kvcache::request_id id = scheduler_
+                                     .submit({.prompt = what.prompt,
+                                              .keys = {&salt, options_.reuse ? std::size_t{0} : std::size_t{1}},
+                                              .max_tokens = what.max_tokens})
+                                     .value();
+  live_.push_back({.index = index,
+                   .id = id,
+                   .prompt_tokens = result.prompt_tokens,
+                   .max_tokens = what.max_tokens,
+                   .ignore_end = what.ignore_end,
+                   .choose = sampler(what.how),
+                   .since = clock::now()});
 }
 
-void batcher::admit() {
-  while (!waiting_.empty() && running_.size() < options_.max_sequences && admit_first()) {
-  }
-}
-
-// Requests that generate give one token each; the oldest prompts share the step's chunk.
-void batcher::gather() {
-  wants_.clear();
-  members_.clear();
-  tokens_.clear();
-  positions_.clear();
-  logit_rows_.clear();
-  std::uint32_t chunk = options_.chunk;
-  for (std::size_t i = 0; i < running_.size(); ++i) {
-    const active& a = running_[i];
-    const bool prefill = a.computed < a.prompt_tokens;
-    const std::uint32_t count = prefill ? std::min(a.left(), chunk) : 1;
-    if (count == 0) continue;
-    if (prefill) chunk -= count;
-    wants_.push_back({a.sequence, count});
-    members_.push_back(i);
-    for (std::uint32_t t = a.computed; t < a.computed + count; ++t) {
-      tokens_.push_back(a.tokens[t]);
-      positions_.push_back(t);
-    }
-    if (count == a.left()) logit_rows_.push_back(static_cast<std::uint32_t>(tokens_.size()) - 1);
-  }
+batcher::live& batcher::live_one(kvcache::request_id id) {
+  return *std::find_if(live_.begin(), live_.end(), [&](const live& l) { return l.id == id; });
 }
 
 bool batcher::step() {
   const auto start = clock::now();
-  admit();
-  if (running_.empty()) return false;
-  gather();
-  compute();
-  close_finished();
+  const kvcache::step_plan plan = scheduler_.next();
+  note_ends();
+  if (plan.empty()) return false;
+  compute(plan);
+  note_ends();
   ++statistics_.steps;
+  statistics_.prefilled_tokens = scheduler_.statistics().prefilled_tokens;
+  statistics_.recomputed_tokens = scheduler_.statistics().recomputed_tokens;
+  statistics_.preemptions = scheduler_.statistics().preemptions;
   statistics_.busy_s += seconds_since(start);
-  return !running_.empty() || !waiting_.empty();
+  return !scheduler_.idle();
 }
 
-void batcher::compute() {
-  auto& manager = cache_.manager();
-  kvcache::step step = manager.begin(wants_).value();  // admission has promised the blocks
-  cache_.prepare(step);
+void batcher::compute(const kvcache::step_plan& plan) {
+  tokens_.clear();
+  positions_.clear();
+  logit_rows_.clear();
+  for (const kvcache::plan_row& row : plan.rows) {
+    const kvcache::content_view content = scheduler_.tokens(row.request).value();
+    for (std::uint32_t t = row.first; t < row.first + row.tokens; ++t) {
+      tokens_.push_back(static_cast<token_id>(content[t]));
+      positions_.push_back(t);
+    }
+    if (row.samples) logit_rows_.push_back(static_cast<std::uint32_t>(tokens_.size()) - 1);
+  }
+  cache_.prepare(*plan.blocks);
   const std::span<const float> logits =
       model_.forward({.tokens = tokens_, .positions = positions_, .logit_rows = logit_rows_}, cache_);
-  step.accept().value();
-  for (std::size_t i = 0; i < wants_.size(); ++i) {
-    active& a = running_[members_[i]];
-    manager.commit(a.sequence, kvcache::content_view(a.tokens).sub(a.computed, wants_[i].tokens)).value();
-    a.computed += wants_[i].tokens;
-  }
-  manager.retire(step).value();
-  count_blocks();
-  take_tokens(logits);
+  count_blocks(plan);
+  take_tokens(plan, logits);
 }
 
-void batcher::take_tokens(std::span<const float> logits) {
+void batcher::take_tokens(const kvcache::step_plan& plan, std::span<const float> logits) {
   const std::size_t vocabulary = model_.shape().vocabulary;
-  std::size_t row = 0;
-  for (std::size_t i = 0; i < wants_.size(); ++i) {
-    active& a = running_[members_[i]];
-    if (a.tokens.size() == a.prompt_tokens) {
-      statistics_.prefilled_tokens += wants_[i].tokens;
-      if (wants_[i].tokens < a.prompt_tokens - answers_[a.index].reused_tokens)
-        listener_.prompt_progress(a.index, a.computed, a.prompt_tokens);
+  chosen_.assign(plan.rows.size(), 0);
+  results_.assign(plan.rows.size(), {});
+  std::size_t logit_row = 0;
+  for (std::size_t i = 0; i < plan.rows.size(); ++i) {
+    const kvcache::plan_row& row = plan.rows[i];
+    live& who = live_one(row.request);
+    answer& result = answers_[who.index];
+    if (result.tokens.empty()) {
+      result.reused_tokens = scheduler_.progress(row.request).value().reused;
+      if (row.tokens < who.prompt_tokens - result.reused_tokens)
+        listener_.prompt_progress(who.index, row.first + row.tokens, who.prompt_tokens);
     }
-    if (a.left() == 0) take_token(a, logits.subspan(row++ * vocabulary, vocabulary));
+    if (row.samples) take_token(who, logits.subspan(logit_row++ * vocabulary, vocabulary), chosen_[i], results_[i]);
   }
+  scheduler_.finish(plan, results_).value();
 }
 
-void batcher::take_token(active& a, std::span<const float> logits) {
-  listener_.logits(a.index, logits);
-  const token_id token = a.choose.choose(logits);
-  answer& result = answers_[a.index];
-  result.last_token_s = seconds_since(a.since);
-  if (a.tokens.size() == a.prompt_tokens) result.first_token_s = result.last_token_s;
+void batcher::take_token(live& who, std::span<const float> logits, token_id& token, kvcache::row_result& result) {
+  listener_.logits(who.index, logits);
+  token = who.choose.choose(logits);
+  answer& said = answers_[who.index];
+  said.last_token_s = seconds_since(who.since);
+  if (said.tokens.empty()) said.first_token_s = said.last_token_s;
   ++statistics_.generated_tokens;
-  if (token == options_.end_of_sequence && !a.ignore_end) {
-    a.done = true;
-    result.how = finish::end;
+  if (token == options_.end_of_sequence && !who.ignore_end) {
+    result.ends = true;
     return;
   }
-  a.tokens.push_back(token);
-  result.tokens.push_back(token);
-  listener_.token(a.index, token);
-  if (result.tokens.size() < a.max_tokens) return;
-  a.done = true;
-  result.how = finish::length;
+  result.tokens = kvcache::content_view(&token, 1);
+  said.tokens.push_back(token);
+  listener_.token(who.index, token);
 }
 
-void batcher::count_blocks() {
+void batcher::count_blocks(const kvcache::step_plan& plan) {
   const auto& manager = cache_.manager();
   const std::uint64_t block_size = manager.block_size();
+  std::uint64_t held = 0;
+  std::uint64_t used = 0;
   std::uint64_t contiguous = 0;
-  for (const active& a : running_) {
-    statistics_.unused_slots += manager.table(a.sequence).value().size() * block_size - a.computed;
-    contiguous += a.most_tokens();
+  for (const live& l : live_) {
+    const kvcache::request_progress p = scheduler_.progress(l.id).value();
+    if (!p.running) continue;
+    held += manager.table(p.sequence).value().size() * block_size;
+    used += p.computed;
+    contiguous += l.most_tokens();
   }
+  for (const kvcache::plan_row& row : plan.rows) used += row.tokens;
   const std::uint32_t blocks = manager.counts().referenced;
+  statistics_.unused_slots += held - used;
   statistics_.allocated_slots += blocks * block_size;
   statistics_.peak_blocks = std::max(statistics_.peak_blocks, blocks);
-  statistics_.peak_sequences = std::max(statistics_.peak_sequences, static_cast<std::uint32_t>(wants_.size()));
+  statistics_.peak_sequences = std::max(statistics_.peak_sequences, static_cast<std::uint32_t>(plan.rows.size()));
   statistics_.peak_contiguous_tokens = std::max(statistics_.peak_contiguous_tokens, contiguous);
   statistics_.peak_context_tokens =
-      std::max(statistics_.peak_context_tokens, running_.size() * std::uint64_t{model_.shape().context});
+      std::max(statistics_.peak_context_tokens, scheduler_.running() * std::uint64_t{model_.shape().context});
 }
 
-void batcher::close_finished() {
-  for (const active& a : running_) {
-    if (!a.done) continue;
-    cache_.manager().close(a.sequence).value();
-    listener_.finished(a.index, answers_[a.index]);
+void batcher::note_ends() {
+  for (const kvcache::ended_request& e : scheduler_.ended()) {
+    const auto at = std::find_if(live_.begin(), live_.end(), [&](const live& l) { return l.id == e.request; });
+    const std::size_t index = at->index;
+    live_.erase(at);
+    if (e.reason == kvcache::end_reason::failed) {
+      fail(index, "cannot be served: " + kvcache::message(e.why));
+      continue;
+    }
+    answers_[index].how = e.reason == kvcache::end_reason::stopped ? finish::end : finish::length;
+    listener_.finished(index, answers_[index]);
   }
-  std::erase_if(running_, [](const active& a) { return a.done; });
 }
 
 }  // namespace engine

@@ -7,11 +7,15 @@
 #include "sampler.hpp"
 #include "statistics.hpp"
 
+#include <kvcache/blocks/block_manager.hpp>
+#include <kvcache/eviction/lru.hpp>
+#include <kvcache/schedule/scheduler.hpp>
+
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <span>
+#include <string>
 #include <vector>
 
 namespace engine {
@@ -31,23 +35,21 @@ class listener {
 struct batch_options {
   std::uint32_t max_sequences = 16;  ///< served at once
   std::uint32_t chunk = 128;         ///< prompt tokens computed in one step, over all requests
+  bool reuse = true;                 ///< of what other requests have computed
   token_id end_of_sequence = 0;
 };
 
 /// Continuous batching (Yu et al. 2022, "Orca") over paged KV: requests join and leave at every step, and a step mixes
-/// one token of each request that generates with chunks of the prompts that do not yet.
-///
-/// Admission is first come, first served. A request is admitted when the cache's predictor says that its prompt and all
-/// it may generate fit beside what the admitted ones may still need, so an admitted request never waits for a block and
-/// none is ever preempted; blocks themselves are taken as tokens come. A request that can never fit fails alone.
+/// one token of each request that generates with chunks of the prompts that do not yet. Who computes what,
+/// kvcache::scheduler says; this runs the model on it and chooses tokens.
 class batcher {
  public:
   batcher(llama& model, kv_cache& cache, const batch_options& options, listener& hears);
   batcher(const batcher&) = delete;
   batcher& operator=(const batcher&) = delete;
-  ~batcher();
 
-  /// Queues a request. Its index is the number of requests submitted before.
+  /// Queues a request. Its index is the number of requests submitted before. One that can never be served fails here,
+  /// alone.
   void submit(request what);
 
   /// Admits, computes one step, lets go of what is finished. False: nothing is left to do.
@@ -63,56 +65,43 @@ class batcher {
  private:
   using clock = std::chrono::steady_clock;
 
-  struct waiting {
+  struct live {
     std::size_t index = 0;
-    request what;
-    clock::time_point since;
-  };
-
-  struct active {
-    std::size_t index = 0;
-    kvcache::sequence_id sequence;
-    std::vector<token_id> tokens;  ///< prompt and what was generated
+    kvcache::request_id id;
     std::uint32_t prompt_tokens = 0;
-    std::uint32_t computed = 0;  ///< tokens whose K and V are in the cache
     std::uint32_t max_tokens = 0;
     bool ignore_end = false;
-    bool done = false;
     sampler choose;
     clock::time_point since;
 
-    [[nodiscard]] std::uint32_t left() const noexcept { return static_cast<std::uint32_t>(tokens.size()) - computed; }
     /// The last token that may be generated is never computed itself.
     [[nodiscard]] std::uint32_t most_tokens() const noexcept { return prompt_tokens + max_tokens - 1; }
   };
 
-  void admit();
-  bool admit_first();
-  void fail(std::size_t index, const std::string& why);
   [[nodiscard]] std::string never_fits(const request& what) const;
-  [[nodiscard]] std::uint64_t promised_blocks() const;
-  void gather();
-  void compute();
-  void take_tokens(std::span<const float> logits);
-  void take_token(active& a, std::span<const float> logits);
-  void count_blocks();
-  void close_finished();
+  [[nodiscard]] live& live_one(kvcache::request_id id);
+  void fail(std::size_t index, const std::string& why);
+  void compute(const kvcache::step_plan& plan);
+  void count_blocks(const kvcache::step_plan& plan);
+  void take_tokens(const kvcache::step_plan& plan, std::span<const float> logits);
+  void take_token(live& who, std::span<const float> logits, token_id& token, kvcache::row_result& result);
+  void note_ends();
 
   llama& model_;
   kv_cache& cache_;
   batch_options options_;
   listener& listener_;
-  std::deque<waiting> waiting_;
-  std::vector<active> running_;
+  kvcache::scheduler<kvcache::block_manager<kvcache::lru>> scheduler_;
+  std::vector<live> live_;  ///< neither finished nor failed, in order of submission
   std::vector<answer> answers_;
   serve_statistics statistics_;
 
-  // Of the step in progress; one entry a want or row.
-  std::vector<kvcache::want> wants_;
-  std::vector<std::size_t> members_;  ///< of running_
+  // Of the step in progress.
   std::vector<token_id> tokens_;
   std::vector<std::uint32_t> positions_;
   std::vector<std::uint32_t> logit_rows_;
+  std::vector<token_id> chosen_;
+  std::vector<kvcache::row_result> results_;
 };
 
 }  // namespace engine

@@ -25,6 +25,8 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <unistd.h>
 
@@ -70,10 +72,13 @@ class program {
         model_(gguf_, workers_),
         cache_(make_kv_cache(model_.shape(), {o.block_size, o.dtype, blocks_of(o)}, workers_)),
         printer_(words_, {.text = o.json == "-" ? stderr : stdout,
-                          .headings = !o.requests.empty(),
+                          .headings = !o.requests.empty() || !o.chats.empty(),
                           .progress = o.progress || ::isatty(STDERR_FILENO) != 0}),
         batcher_(model_, *cache_,
-                 {.max_sequences = o.max_sequences, .chunk = o.chunk, .end_of_sequence = words_.end_of_sequence()},
+                 {.max_sequences = o.max_sequences,
+                  .chunk = o.chunk,
+                  .reuse = o.reuse,
+                  .end_of_sequence = words_.end_of_sequence()},
                  printer_) {}
 
   /// 0: all requests were served; 1: some failed; 2: all failed.
@@ -84,6 +89,8 @@ class program {
       chat();
     else if (!options_.requests.empty())
       serve_file();
+    else if (!options_.chats.empty())
+      serve_chats();
     else
       serve(with_prompt({{"user", options_.prompt}}, "prompt"));
     report();
@@ -118,6 +125,36 @@ class program {
   void serve_file() {
     for (request& r : read_request_file(options_.requests, words_, options_.defaults)) submit(std::move(r));
     batcher_.run();
+  }
+
+  // All chats side by side; the next turn of each follows when its last one is answered.
+  void serve_chats() {
+    struct open_chat {
+      conversation what;
+      std::size_t said = 0;    // turns
+      std::size_t answer = 0;  // of the last one
+    };
+    std::vector<open_chat> chats;
+    for (conversation& c : read_conversation_file(options_.chats, options_.defaults)) chats.push_back({std::move(c)});
+    const auto say = [&](open_chat& chat) {
+      chat.what.messages.push_back({"user", chat.what.turns[chat.said++]});
+      request turn = chat.what.options;
+      if (chat.what.turns.size() > 1) turn.id += " turn " + std::to_string(chat.said);
+      turn.prompt = encode_chat(words_, chat.what.messages);
+      chat.answer = batcher_.answers().size();
+      submit(std::move(turn));
+    };
+    for (open_chat& chat : chats) say(chat);
+    for (bool left = true; left;) {
+      left = batcher_.step();
+      for (open_chat& chat : chats) {
+        const answer& said = batcher_.answers()[chat.answer];
+        if (said.how == finish::running || said.how == finish::failed || chat.said == chat.what.turns.size()) continue;
+        chat.what.messages.push_back({"assistant", words_.decode(said.tokens)});
+        say(chat);
+        left = true;
+      }
+    }
   }
 
   // Each turn sends the whole conversation; what earlier turns computed is found in the cache.

@@ -18,6 +18,7 @@ std::optional<int> read_options(int argc, const char* const* argv, options& out)
   auto* input = app.add_option_group("input", "what to serve");
   input->add_option("--prompt,-p", out.prompt, "one message of a user");
   input->add_option("--requests,-r", out.requests, "a file of requests, one JSON object a line");
+  input->add_option("--chats", out.chats, "a file of chats served side by side, one JSON object a line");
   input->add_flag("--chat,-c", out.chat, "a chat: one message a line on standard input");
   input->require_option(1);
 
@@ -40,6 +41,7 @@ std::optional<int> read_options(int argc, const char* const* argv, options& out)
   app.add_option("--blocks", out.blocks, "blocks in the pool; 0: enough for 8192 tokens")->capture_default_str();
   app.add_option("--max-sequences", out.max_sequences, "requests served at once")->capture_default_str()->take_last();
   app.add_option("--chunk", out.chunk, "prompt tokens computed in one step")->capture_default_str();
+  app.add_flag("!--no-reuse", out.reuse, "compute every prompt from its beginning, whatever is cached");
   app.add_option("--threads,-t", out.threads, "threads; 0: one a core")->capture_default_str();
 
   app.add_option("--json", out.json,

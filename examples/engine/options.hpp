@@ -14,8 +14,9 @@ namespace engine {
 /// The command line.
 struct options {
   std::string model;
-  std::string prompt;    ///< one of these three
+  std::string prompt;    ///< one of these four
   std::string requests;  ///< path
+  std::string chats;     ///< path
   bool chat = false;
 
   request defaults;  ///< what a request does not say itself
@@ -25,6 +26,7 @@ struct options {
   std::uint32_t blocks = 0;  ///< 0: as many as 8192 tokens take
   std::uint32_t max_sequences = 16;
   std::uint32_t chunk = 128;
+  bool reuse = true;
   unsigned threads = 0;  ///< 0: all cores
 
   std::string json;  ///< path; "-": stdout

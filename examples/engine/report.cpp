@@ -16,6 +16,7 @@ struct figures {
   std::size_t failed = 0;
   std::uint64_t prompt_tokens = 0;
   std::uint64_t reused_tokens = 0;
+  double hit_ratio = 0;
   double tokens_per_s = 0;
   double first_token_p50_s = 0;
   double first_token_p95_s = 0;
@@ -39,6 +40,8 @@ figures compute(const run_facts& facts, const serve_statistics& s, const std::ve
     first.push_back(a.first_token_s);
   }
   out.tokens_per_s = s.busy_s > 0 ? static_cast<double>(s.generated_tokens) / s.busy_s : 0;
+  if (out.prompt_tokens != 0)
+    out.hit_ratio = static_cast<double>(out.reused_tokens) / static_cast<double>(out.prompt_tokens);
   out.first_token_p50_s = percentile(first, 50);
   out.first_token_p95_s = percentile(first, 95);
   const std::uint64_t block_bytes = facts.bytes_per_token * facts.block_size;
@@ -80,10 +83,12 @@ std::string report_table(const run_facts& facts, const serve_statistics& s, cons
   row("KV", facts.dtype + ", blocks of " + std::to_string(facts.block_size) + " tokens, pool of " +
                 std::to_string(facts.pool_blocks) + " (" + mib(f.pool_bytes) + ")");
   row("requests", std::to_string(f.served) + " served, " + std::to_string(f.failed) + " failed");
-  row("prompt tokens",
-      std::to_string(f.prompt_tokens) + ", " + std::to_string(f.reused_tokens) + " found in the cache");
+  row("prompt tokens", std::to_string(f.prompt_tokens) + ", " + std::to_string(f.reused_tokens) +
+                           " found in the cache (" + fixed(100 * f.hit_ratio, 1) + " %)");
   row("generated tokens", std::to_string(s.generated_tokens) + " in " + std::to_string(s.steps) + " steps, " +
                               std::to_string(s.peak_sequences) + " requests at once at most");
+  row("preemptions",
+      std::to_string(s.preemptions) + ", " + std::to_string(s.recomputed_tokens) + " tokens computed again");
   row("tokens/s", fixed(f.tokens_per_s, 1) + " (" + std::to_string(facts.threads) + " threads)");
   row("time to first token p50 / p95",
       f.served == 0 ? "-" : fixed(f.first_token_p50_s, 3) + " s / " + fixed(f.first_token_p95_s, 3) + " s");
@@ -110,7 +115,10 @@ std::string report_json(const run_facts& facts, const serve_statistics& s, const
   out["failed"] = f.failed;
   out["prompt_tokens"] = f.prompt_tokens;
   out["reused_tokens"] = f.reused_tokens;
+  out["hit_ratio"] = f.hit_ratio;
   out["prefilled_tokens"] = s.prefilled_tokens;
+  out["recomputed_tokens"] = s.recomputed_tokens;
+  out["preemptions"] = s.preemptions;
   out["generated_tokens"] = s.generated_tokens;
   out["steps"] = s.steps;
   out["busy_s"] = s.busy_s;

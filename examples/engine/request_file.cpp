@@ -64,9 +64,37 @@ std::vector<message> messages_of(const json& value) {
   return out;
 }
 
-request read_request(const std::string& line, const tokeniser& words, const request& defaults) {
-  const json object = json::parse(line);
-  if (!object.is_object()) throw bad_input("it is no JSON object");
+/// What requests and conversations have in common. False: the key is none of these.
+bool read_option(const std::string& key, const json& value, request& out) {
+  if (key == "id")
+    out.id = text_of(value, key);
+  else if (key == "max_tokens")
+    out.max_tokens = count_of<std::uint32_t>(value, key);
+  else if (key == "ignore_end")
+    out.ignore_end = flag_of(value, key);
+  else if (key == "temperature")
+    out.how.temperature = real_of(value, key);
+  else if (key == "top_k")
+    out.how.top_k = count_of<std::uint32_t>(value, key);
+  else if (key == "top_p")
+    out.how.top_p = real_of(value, key);
+  else if (key == "seed")
+    out.how.seed = count_of<std::uint64_t>(value, key);
+  else
+    return false;
+  return true;
+}
+
+[[noreturn]] void unknown(const std::string& key) {
+  throw bad_input("it has an unknown key '" + key.substr(0, 80) + "'");
+}
+
+void check_options(const request& r) {
+  if (r.max_tokens == 0) throw bad_input("'max_tokens' is 0, the least is 1");
+  validate(r.how);
+}
+
+request read_request(const json& object, const tokeniser& words, const request& defaults) {
   request out = defaults;
   std::vector<message> messages;
   if (object.contains("prompt") == object.contains("messages"))
@@ -77,34 +105,35 @@ request read_request(const std::string& line, const tokeniser& words, const requ
       messages = {{"user", text_of(value, key)}};
     else if (key == "messages")
       messages = messages_of(value);
-    else if (key == "id")
-      out.id = text_of(value, key);
-    else if (key == "max_tokens")
-      out.max_tokens = count_of<std::uint32_t>(value, key);
-    else if (key == "ignore_end")
-      out.ignore_end = flag_of(value, key);
-    else if (key == "temperature")
-      out.how.temperature = real_of(value, key);
-    else if (key == "top_k")
-      out.how.top_k = count_of<std::uint32_t>(value, key);
-    else if (key == "top_p")
-      out.how.top_p = real_of(value, key);
-    else if (key == "seed")
-      out.how.seed = count_of<std::uint64_t>(value, key);
-    else
-      throw bad_input("it has an unknown key '" + key.substr(0, 80) + "'");
+    else if (!read_option(key, value, out))
+      unknown(key);
   }
-  if (out.max_tokens == 0) throw bad_input("'max_tokens' is 0, the least is 1");
-  validate(out.how);
+  check_options(out);
   out.prompt = encode_chat(words, messages);
   return out;
 }
 
-}  // namespace
+conversation read_conversation(const json& object, const request& defaults) {
+  conversation out{defaults, {}, {}};
+  for (const auto& [key, value] : object.items()) {
+    if (key == "system") {
+      out.messages = {{"system", text_of(value, key)}};
+    } else if (key == "turns") {
+      if (!value.is_array()) throw bad_input("'turns' is " + shown(value) + ", it must be an array of strings");
+      for (const json& turn : value) out.turns.push_back(text_of(turn, "a turn"));
+    } else if (!read_option(key, value, out.options)) {
+      unknown(key);
+    }
+  }
+  if (out.turns.empty()) throw bad_input("it has 0 turns, the least is 1");
+  check_options(out.options);
+  return out;
+}
 
-std::vector<request> read_requests(std::istream& in, const std::string& name, const tokeniser& words,
-                                   const request& defaults) {
-  std::vector<request> out;
+/// Calls read_one(object, defaults) for the object on each line; `id_of` finds the id in what it returns.
+template <class ReadOne, class IdOf>
+auto read_lines(std::istream& in, const std::string& name, const request& defaults, ReadOne&& read_one, IdOf&& id_of) {
+  std::vector<decltype(read_one(json(), defaults))> out;
   std::set<std::string> ids;
   std::string line;
   for (std::size_t number = 1; std::getline(in, line); ++number) {
@@ -113,10 +142,12 @@ std::vector<request> read_requests(std::istream& in, const std::string& name, co
     request with_id = defaults;
     with_id.id = std::to_string(number);
     try {
-      out.push_back(read_request(line, words, with_id));
-      if (!ids.insert(out.back().id).second)
-        throw bad_input("the id '" + out.back().id.substr(0, 80) +
-                        "' is that of an earlier line; ids tell answers apart");
+      const json object = json::parse(line);
+      if (!object.is_object()) throw bad_input("it is no JSON object");
+      out.push_back(read_one(object, with_id));
+      const std::string& id = id_of(out.back());
+      if (!ids.insert(id).second)
+        throw bad_input("the id '" + id.substr(0, 80) + "' is that of an earlier line; ids tell answers apart");
     } catch (const json::exception& fault) {
       const std::string text = fault.what();  // begins with a line of its own, which is always 1
       const auto column = text.find("column");
@@ -129,11 +160,35 @@ std::vector<request> read_requests(std::istream& in, const std::string& name, co
   return out;
 }
 
-std::vector<request> read_request_file(const std::string& path, const tokeniser& words, const request& defaults) {
+std::ifstream open(const std::string& path) {
   if (std::filesystem::is_directory(path)) throw bad_input("cannot read " + path + ": it is a directory");
   std::ifstream in(path);
   if (!in) throw bad_input("cannot open " + path + ": " + std::strerror(errno));
+  return in;
+}
+
+}  // namespace
+
+std::vector<request> read_requests(std::istream& in, const std::string& name, const tokeniser& words,
+                                   const request& defaults) {
+  return read_lines(
+      in, name, defaults, [&](const json& object, const request& d) { return read_request(object, words, d); },
+      [](const request& r) -> const std::string& { return r.id; });
+}
+
+std::vector<conversation> read_conversations(std::istream& in, const std::string& name, const request& defaults) {
+  return read_lines(in, name, defaults, read_conversation,
+                    [](const conversation& c) -> const std::string& { return c.options.id; });
+}
+
+std::vector<request> read_request_file(const std::string& path, const tokeniser& words, const request& defaults) {
+  std::ifstream in = open(path);
   return read_requests(in, path, words, defaults);
+}
+
+std::vector<conversation> read_conversation_file(const std::string& path, const request& defaults) {
+  std::ifstream in = open(path);
+  return read_conversations(in, path, defaults);
 }
 
 }  // namespace engine

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "chat.hpp"
 #include "request.hpp"
 #include "tokeniser.hpp"
 
@@ -17,8 +18,21 @@ namespace engine {
 [[nodiscard]] std::vector<request> read_requests(std::istream& in, const std::string& name, const tokeniser& words,
                                                  const request& defaults);
 
-/// The same from a file.
+/// A chat whose later turns wait for the answers to the earlier ones.
+struct conversation {
+  request options;                ///< id and all that is the same for every turn; no prompt
+  std::vector<message> messages;  ///< what stands before the first turn: nothing or a system message
+  std::vector<std::string> turns;
+};
+
+/// Reads conversations, one JSON object a line, as read_requests does. Keys: `turns`, what the user says one after
+/// another ([text, ...]), and, optional, `system` and those of a request but `prompt` and `messages`.
+[[nodiscard]] std::vector<conversation> read_conversations(std::istream& in, const std::string& name,
+                                                           const request& defaults);
+
+/// The same from files.
 [[nodiscard]] std::vector<request> read_request_file(const std::string& path, const tokeniser& words,
                                                      const request& defaults);
+[[nodiscard]] std::vector<conversation> read_conversation_file(const std::string& path, const request& defaults);
 
 }  // namespace engine

@@ -8,7 +8,9 @@ namespace engine {
 /// What serving took, gathered step by step.
 struct serve_statistics {
   std::uint64_t steps = 0;
-  std::uint64_t prefilled_tokens = 0;  ///< prompt tokens that were computed
+  std::uint64_t prefilled_tokens = 0;   ///< prompt tokens that were computed
+  std::uint64_t recomputed_tokens = 0;  ///< computed again, because their request was preempted
+  std::uint64_t preemptions = 0;
   std::uint64_t generated_tokens = 0;
   double busy_s = 0;  ///< seconds spent in steps
 

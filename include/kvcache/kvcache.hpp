@@ -34,6 +34,7 @@
 #include <kvcache/observe/reuse_distances.hpp>
 #include <kvcache/observe/storm_alarm.hpp>
 #include <kvcache/policies.hpp>
+#include <kvcache/schedule/scheduler.hpp>
 #include <kvcache/storage.hpp>
 #include <kvcache/transfer.hpp>
 #include <kvcache/types.hpp>

@@ -274,6 +274,51 @@ TEST_CASE("A prompt whose beginning is cached is computed from there, to the sam
   }
 }
 
+TEST_CASE("Requests that come together compute a common beginning once") {
+  small_model small;
+  const std::string beginning = "the same long beginning of all prompts, that is the same";
+  std::vector<request> requests;
+  for (int i = 0; i < 6; ++i) requests.push_back(ask(small, beginning + " and end " + std::to_string(i), 9));
+  const auto expected = alone(small, requests, 8);
+  std::size_t shared = 0;
+  while (requests[0].prompt[shared] == requests[1].prompt[shared]) ++shared;
+  for (const std::uint32_t chunk : {7u, 128u}) {
+    for (const bool reuse : {true, false}) {
+      INFO("chunks of " << chunk << (reuse ? ", reuse" : ", no reuse"));
+      const auto cache = small.cache(8, 100);
+      deaf nobody;
+      batcher batcher(small.model, *cache, {.chunk = chunk, .reuse = reuse}, nobody);
+      std::size_t prompts = 0;
+      for (const request& r : requests) {
+        batcher.submit(r);
+        prompts += r.prompt.size();
+      }
+      batcher.run();
+      CHECK(tokens_of(batcher.answers()) == expected);
+      std::size_t reused = 0;
+      for (const answer& a : batcher.answers()) reused += a.reused_tokens;
+      CHECK(reused == (reuse ? 5 * (shared / 8 * 8) : 0));
+      CHECK(batcher.statistics().prefilled_tokens == prompts - reused);
+      CHECK(all_available(*cache));
+    }
+  }
+}
+
+TEST_CASE("A pool too small for all answers at once: some are preempted and go on, to the same tokens") {
+  small_model small;
+  const std::vector<request> requests = some_requests(small.words);
+  const auto expected = alone(small, requests);
+  const auto cache = small.cache(8, 13);
+  recorder heard;
+  batcher batcher(small.model, *cache, {}, heard);
+  for (const request& r : requests) batcher.submit(r);
+  batcher.run();
+  CHECK(tokens_of(batcher.answers()) == expected);
+  CHECK(batcher.statistics().preemptions > 0);
+  for (std::size_t i = 0; i < requests.size(); ++i) CHECK(heard.tokens[i] == expected[i]);  // each token once
+  CHECK(all_available(*cache));
+}
+
 TEST_CASE("Blocks, bytes and wasted slots are counted as they are used") {
   small_model small;
   const auto cache = small.cache(8, 64);

@@ -5,6 +5,7 @@
 #include "random_model.hpp"
 #include "sanitized.hpp"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -147,6 +148,44 @@ TEST_CASE("A chat keeps what was said; later turns find it in the cache") {
   CHECK(json["answers"][1]["reused_tokens"].get<int>() >= json["answers"][0]["prompt_tokens"].get<int>() / 16 * 16);
 }
 
+TEST_CASE("Chats that share a system prompt are served side by side; without reuse the answers are the same") {
+  const folder f;
+  const std::string system(400, 's');
+  std::string lines;
+  for (const char* id : {"a", "b", "c", "d", "e"})
+    lines += std::string(R"({"id": ")") + id + R"(", "system": ")" + system + R"(", "turns": ["hello )" + id +
+             R"(", "and again"], "max_tokens": 5})" + "\n";
+  const std::string chats = f.write("chats.jsonl", lines);
+  const auto serve = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"-m", f.at("model.gguf"), "--chats", chats, "--ignore-end", "--kv-dtype", "f32",
+                               "--json", f.at("report.json")});
+    const outcome o = run(f, more);
+    INFO(o.err);
+    REQUIRE(o.status == 0);
+    CHECK_THAT(o.out, contains_text("--- a turn 1\n") && contains_text("--- e turn 2\n"));
+    return nlohmann::json::parse(read_file(f.at("report.json")));
+  };
+  const auto with = serve({});
+  const auto without = serve({"--no-reuse"});
+  REQUIRE(with["answers"].size() == 10);
+  for (std::size_t i = 0; i < 10; ++i) {
+    const auto& id = with["answers"][i]["id"];
+    const auto other = std::find_if(without["answers"].begin(), without["answers"].end(),
+                                    [&](const auto& a) { return a["id"] == id; });
+    REQUIRE(other != without["answers"].end());
+    CHECK(with["answers"][i]["tokens"] == (*other)["tokens"]);
+    CHECK(with["answers"][i]["prompt_tokens"] == (*other)["prompt_tokens"]);
+  }
+  // Only the first turn of the first chat computes the system prompt.
+  CHECK(with["answers"][0]["reused_tokens"] == 0);
+  for (std::size_t i = 1; i < 10; ++i) CHECK(with["answers"][i]["reused_tokens"] >= 400);
+  CHECK(with["hit_ratio"] > 0.75);
+  CHECK(with["prefilled_tokens"].get<int>() + with["reused_tokens"].get<int>() == with["prompt_tokens"].get<int>());
+  CHECK(without["reused_tokens"] == 0);
+  CHECK(without["hit_ratio"] == 0.0);
+  CHECK(without["prefilled_tokens"] == without["prompt_tokens"]);
+}
+
 TEST_CASE("A model file that cannot be used ends the engine with 2 and a sentence") {
   const folder f;
   const std::string whole = read_file(f.at("model.gguf"));
@@ -182,7 +221,7 @@ TEST_CASE("Options that can never work end the engine with 2 and a sentence") {
   refuses(f, with({"--top-p", "0"}), "top_p is 0");
   refuses(f, with({"--kv-dtype", "int3"}), "int3 not in {f32,f16,bf16}");
   refuses(f, with({"--unknown"}), "--unknown");
-  refuses(f, {"-m", f.at("model.gguf")}, "Exactly 1 option from [-p,--prompt,-r,--requests,-c,--chat]");
+  refuses(f, {"-m", f.at("model.gguf")}, "Exactly 1 option from [-p,--prompt,-r,--requests,--chats,-c,--chat]");
   refuses(f, {"-p", "hello"}, "--model");
 }
 
@@ -207,6 +246,8 @@ TEST_CASE("A malformed request ends the engine before it serves anything, and it
   refuses(f, with("{\"prompt\": \"a\"}\n{\"prompt\": \n"), "requests.jsonl line 2: it is no JSON");
   refuses(f, with("{\"prompt\": \"a\", \"max_tokens\": \"b\"}\n"), "line 1: 'max_tokens' is \"b\"");
   refuses(f, with(""), "holds 0 requests");
+  refuses(f, {"-m", f.at("model.gguf"), "--chats", f.write("chats.jsonl", "{\"turns\": []}\n")},
+          "chats.jsonl line 1: it has 0 turns, the least is 1");
   refuses(f, {"-m", f.at("model.gguf"), "-r", f.at("nothing.jsonl")}, "nothing.jsonl: No such file");
   refuses(f, {"-m", f.at("model.gguf"), "-r", f.at("")}, "it is a directory");
 }

@@ -29,6 +29,8 @@ TEST_CASE("Table and JSON say the same of a run") {
   s.generated_tokens = 30;
   s.busy_s = 2;
   s.peak_sequences = 3;
+  s.preemptions = 2;
+  s.recomputed_tokens = 17;
   s.peak_blocks = 7;
   s.peak_contiguous_tokens = 640;
   s.peak_context_tokens = 3072;
@@ -52,12 +54,16 @@ TEST_CASE("Table and JSON say the same of a run") {
   CHECK(json["contiguous_context_bytes"] == 3072 * 1024);
   CHECK(json["prompt_tokens"] == 11);
   CHECK(json["reused_tokens"] == 4);
+  CHECK(json["hit_ratio"] == 4.0 / 11);
+  CHECK(json["preemptions"] == 2);
+  CHECK(json["recomputed_tokens"] == 17);
   CHECK(json["answers"][0]["text"] == "\xef\xbf\xbd");  // half a character
   CHECK(json["answers"][2]["error"] == "too long");
 
   const std::string table = report_table(facts, s, answers);
-  for (const char* part : {"2 served, 1 failed", "30 in 10 steps, 3 requests at once", "15.0", "0.250 s / 0.750 s",
-                           "7\n", "0.1 MiB", "2.50 %", "0.6 MiB", "3.0 MiB"})
+  for (const char* part : {"2 served, 1 failed", "4 found in the cache (36.4 %)", "2, 17 tokens computed again",
+                           "30 in 10 steps, 3 requests at once", "15.0", "0.250 s / 0.750 s", "7\n", "0.1 MiB",
+                           "2.50 %", "0.6 MiB", "3.0 MiB"})
     CHECK_THAT(table, contains_text(part));
 }
 
