@@ -236,6 +236,8 @@ class block_manager {
   [[nodiscard]] std::uint32_t block_size(std::uint32_t layer_group = 0) const noexcept {
     return blocks_.groups.block_size(layer_group);
   }
+  /// As block_manager_options::partial_reuse.
+  [[nodiscard]] bool partial_reuse() const noexcept { return blocks_.partial_reuse; }
   /// Steps begun and neither dropped nor retired.
   [[nodiscard]] std::uint32_t steps_in_flight() const noexcept {
     return static_cast<std::uint32_t>(blocks_.steps.open().size());

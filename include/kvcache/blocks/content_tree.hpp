@@ -52,18 +52,19 @@ class content_tree {
   /// What stands before all content under these keys, or no_content where nobody uses them. O(keys^2 + bytes).
   [[nodiscard]] content_id root(std::span<const extra_key> keys) const noexcept {
     if (keys.empty()) return empty_root;
-    const key_sets::index set = sets_.find(keys, key_sets::hash_of(keys));
+    const key_sets::index set = sets_.find(keys);
     return set == key_sets::none ? no_content : sets_.root(set);
   }
   /// The same, made where it is not there. It goes unless it gets a user at once.
   content_id obtain_root(std::span<const extra_key> keys) noexcept {
     if (keys.empty()) return empty_root;
-    const std::uint64_t hash = key_sets::hash_of(keys);
-    const key_sets::index known = sets_.find(keys, hash);
+    const key_sets::index known = sets_.find(keys);
     if (known != key_sets::none) return sets_.root(known);
     const content_id id = new_node();
-    nodes_[id].parent = root_bit | sets_.add(keys, hash, id);
-    nodes_[id].fingerprint = hash;
+    const key_sets::index set = sets_.acquire(keys);
+    sets_.set_root(set, id);
+    nodes_[id].parent = root_bit | set;
+    nodes_[id].fingerprint = sets_.hash(set);
     return id;
   }
   [[nodiscard]] bool is_root(content_id id) const noexcept { return (nodes_[id].parent & root_bit) != 0; }
@@ -127,7 +128,7 @@ class content_tree {
     while (--nodes_[id].users == 0) {
       const content_id before = nodes_[id].parent;
       if ((before & root_bit) != 0) {
-        sets_.remove(before & ~root_bit);
+        sets_.drop_user(before & ~root_bit);
         free_.push_back(id);
         return;
       }

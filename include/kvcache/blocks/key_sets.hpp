@@ -16,8 +16,8 @@
 
 namespace kvcache::detail {
 
-/// Sets of extra keys, each with a node of the content tree that stands before all content under it. Sets are compared
-/// byte for byte.
+/// Interns sets of extra keys: equal sets have one index as long as anyone uses it, and may have a node of the content
+/// tree that stands before all content under them. Sets are compared byte for byte.
 class key_sets {
  public:
   using index = std::uint32_t;
@@ -32,35 +32,24 @@ class key_sets {
                   [&](const extra_key& key) { hash = bytes_hash(bytes_hash(hash, head(key).view()), key.value); });
     return mix(hash);
   }
+  [[nodiscard]] std::uint64_t hash(index i) const noexcept { return sets_[i].hash; }
+  /// The node that was set for it, or no_content.
   [[nodiscard]] content_id root(index i) const noexcept { return sets_[i].root; }
+  void set_root(index i, content_id root) noexcept { sets_[i].root = root; }
 
-  /// The set's index, or none. `hash` is that of the keys. O(keys^2 + bytes).
-  [[nodiscard]] index find(std::span<const extra_key> keys, std::uint64_t hash) const noexcept {
-    for (index i = buckets_[hash & (buckets_.size() - 1)]; i != none; i = sets_[i].next)
-      if (sets_[i].hash == hash && equal(sets_[i].text, keys)) return i;
-    return none;
-  }
-
-  /// A new set. Precondition: it is not there yet. O(keys^2 + bytes).
-  index add(std::span<const extra_key> keys, std::uint64_t hash, content_id root) noexcept {
-    index i = free_;
-    if (i == none) {
-      i = static_cast<index>(sets_.size());
-      sets_.push_back({});
-    } else {
-      free_ = sets_[i].next;
-    }
-    set& s = sets_[i];
-    s.hash = hash;
-    s.root = root;
-    s.text.clear();
-    each_in_order(keys, [&](const extra_key& key) { append(s.text, key); });
-    if (++used_ > buckets_.size()) grow();
-    link(i);
+  /// The set's index, or none. O(keys^2 + bytes).
+  [[nodiscard]] index find(std::span<const extra_key> keys) const noexcept { return find(keys, hash_of(keys)); }
+  /// The set's index, with one user more. O(keys^2 + bytes).
+  index acquire(std::span<const extra_key> keys) noexcept {
+    const std::uint64_t hash = hash_of(keys);
+    index i = find(keys, hash);
+    if (i == none) i = add(keys, hash);
+    ++sets_[i].users;
     return i;
   }
-  /// O(1) on average.
-  void remove(index i) noexcept {
+  /// One user less; a set without users goes. O(1) on average.
+  void drop_user(index i) noexcept {
+    if (--sets_[i].users != 0) return;
     index* at = &buckets_[sets_[i].hash & (buckets_.size() - 1)];
     while (*at != i) at = &sets_[*at].next;
     *at = sets_[i].next;
@@ -81,10 +70,33 @@ class key_sets {
     std::string text;  // keys in order, each as kind, length and bytes
     std::uint64_t hash = 0;
     content_id root = no_content;
+    std::uint32_t users = 0;
     index next = none;  // in its bucket, or among the free ones
   };
   static constexpr std::size_t initial_buckets = 16;
   static constexpr std::size_t head_size = 9;
+
+  [[nodiscard]] index find(std::span<const extra_key> keys, std::uint64_t hash) const noexcept {
+    for (index i = buckets_[hash & (buckets_.size() - 1)]; i != none; i = sets_[i].next)
+      if (sets_[i].hash == hash && equal(sets_[i].text, keys)) return i;
+    return none;
+  }
+  index add(std::span<const extra_key> keys, std::uint64_t hash) noexcept {
+    index i = free_;
+    if (i == none) {
+      i = static_cast<index>(sets_.size());
+      sets_.push_back({});
+    } else {
+      free_ = sets_[i].next;
+    }
+    set& s = sets_[i];
+    s.hash = hash;
+    s.text.clear();
+    each_in_order(keys, [&](const extra_key& key) { append(s.text, key); });
+    if (++used_ > buckets_.size()) grow();
+    link(i);
+    return i;
+  }
 
   // Ascending, each key once, without a copy: a request has few keys.
   template <class F>

@@ -23,8 +23,13 @@ class producers {
   /// Names a claim, from 1; 0: none.
   using claim = std::uint32_t;
 
-  producers(const Requests& requests, std::uint64_t stride, unsigned hash_bits)
-      : requests_(requests), stride_(stride), hash_mask_(hash_bits >= 32 ? ~0u : (1u << hash_bits) - 1u), claims_(1) {}
+  /// `heads`: whether a block may be reused in part.
+  producers(const Requests& requests, std::uint64_t stride, bool heads, unsigned hash_bits)
+      : requests_(requests),
+        stride_(stride),
+        heads_(heads),
+        hash_mask_(hash_bits >= 32 ? ~0u : (1u << hash_bits) - 1u),
+        claims_(1) {}
 
   /// Who produces what follows the first `cached` tokens of a waiting request: the claim on the last block that both
   /// have in common, or 0. Blocks that would not spare the request anything (R1: its last token is always computed)
@@ -32,7 +37,7 @@ class producers {
   [[nodiscard]] claim find(request_index waiting, std::uint32_t cached, std::uint64_t seed) const noexcept {
     if (claimed_ == 0) return 0;
     const content_view content = requests_[waiting].content;
-    const std::uint64_t useful = (content.size() - 1) / stride_;
+    const std::uint64_t useful = (heads_ ? content.size() : content.size() - 1) / stride_;
     const std::uint64_t first = cached / stride_;
     if (first >= useful) return 0;
     for (std::uint64_t b = 0; b <= first; ++b) seed = chain_fingerprint(seed, block(content, b));
@@ -123,6 +128,7 @@ class producers {
 
   const Requests& requests_;
   std::uint64_t stride_;
+  bool heads_;
   std::uint32_t hash_mask_;
   std::vector<entry> claims_;
   std::vector<claim> unused_;  // a stack

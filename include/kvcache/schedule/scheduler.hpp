@@ -55,9 +55,8 @@ class scheduler {
       : manager_(manager),
         options_(checked(options)),
         stride_(stride_of(manager)),
-        key_sets_(1),
         queues_(requests_),
-        producers_(requests_, stride_, options.hash_bits) {
+        producers_(requests_, stride_, manager.partial_reuse(), options.hash_bits) {
     if (options_.watermark == scheduler_options::automatic) options_.watermark = manager.capacity() / 100;
     if (options_.prefill_tokens == 0) options_.prefill_tokens = options_.step_tokens;
   }
@@ -84,8 +83,7 @@ class scheduler {
     const admission a = manager_.predict({.content = what.prompt.sub(0, 1), .keys = what.keys, .reserve = positions});
     if (a.total_blocks > a.capacity) return failure{errc::exceeds_pool, a.total_blocks, a.capacity};
     const index r = requests_.add(what);
-    serial none = 0;
-    requests_[r].key_set = key_sets_.acquire(what.keys, none);
+    requests_[r].key_set = key_sets_.acquire(what.keys);
     queues_.push(waiting_queue, r);
     ++statistics_.submitted;
     return requests_.id(r);
@@ -255,7 +253,7 @@ class scheduler {
     }
     return stride;
   }
-  [[nodiscard]] std::uint64_t seed(const record& r) const noexcept { return key_sets_.fingerprint(r.key_set, 0); }
+  [[nodiscard]] std::uint64_t seed(const record& r) const noexcept { return key_sets_.hash(r.key_set); }
 
   // Planning ----------------------------------------------------------------------------------------------------
 
