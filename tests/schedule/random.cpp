@@ -22,6 +22,8 @@ struct random_load {
   bool others = true;  ///< sequences that are not the scheduler's hold blocks at times
   std::uint32_t priorities = 3;
   std::size_t most_live = 40;
+  std::vector<kvcache::layer_group> groups{};  ///< instead of one of block_size, all of that size
+  bool partial_reuse = false;
 };
 
 class driver {
@@ -29,9 +31,13 @@ class driver {
   explicit driver(const random_load& load)
       : load_(load),
         random_(load.seed * 0x9e3779b97f4a7c15u + 1),
-        m({.blocks = load.blocks, .block_size = load.block_size, .hash_bits = load.options.hash_bits}),
+        m({.blocks = load.blocks,
+           .block_size = load.block_size,
+           .layer_groups = load_.groups,
+           .partial_reuse = load.partial_reuse,
+           .hash_bits = load.options.hash_bits}),
         s(m, load.options),
-        engine(m, alphabet) {
+        engine(m, alphabet, windows(load)) {
     for (auto& base : bases_)
       for (std::uint32_t i = 0; i < 8 * load.block_size; ++i) base.push_back(pick(alphabet));
     for (std::size_t i = 1; i < bases_.size(); ++i)
@@ -83,6 +89,11 @@ class driver {
   std::uint64_t overlapped = 0;
 
  private:
+  static std::vector<std::uint32_t> windows(const random_load& load) {
+    std::vector<std::uint32_t> w;
+    for (const auto& g : load.groups) w.push_back(g.window);
+    return w;
+  }
   std::uint32_t pick(std::uint32_t below) {
     random_ += 0x9e3779b97f4a7c15u;
     std::uint64_t x = random_;
@@ -102,7 +113,11 @@ class driver {
     const bool salted = pick(6) == 0;
     const auto priority = static_cast<std::int32_t>(pick(load_.priorities));
     const std::uint32_t drafts = load_.drafts == 0 ? 0 : pick(load_.drafts + 1);
-    if ((positions + load_.block_size - 1) / load_.block_size > load_.blocks) {
+    const kvcache::layer_groups groups(load_.groups, load_.block_size);
+    std::uint64_t needed = 0;
+    for (std::uint32_t g = 0; g < groups.size(); ++g)
+      needed += groups.most_blocks(g, positions, load_.options.step_tokens);
+    if (needed > load_.blocks) {
       const auto refused = s.submit({.prompt = prompt, .max_tokens = most});
       REQUIRE(refused.error().code == kvcache::errc::exceeds_pool);
       return;
@@ -231,6 +246,34 @@ TEST_CASE("R9 100,000 random calls") {
   d.run(calls(100'000));
   d.finish();
   CHECK(d.s.statistics().submitted > calls(100'000) / 50);
+}
+
+TEST_CASE("R9 random requests over a window beside full attention, and with reuse of heads of blocks") {
+  const std::uint64_t seed = GENERATE(1u, 2u, 3u);
+  const std::uint32_t block_size = GENERATE(2u, 4u);
+  const std::size_t depth = GENERATE(1u, 2u);
+  INFO("seed " << seed << ", block size " << block_size << ", depth " << depth);
+  random_load load{.seed = seed, .blocks = 14 + static_cast<std::uint32_t>(seed * 3), .block_size = block_size};
+  load.depth = depth;
+  load.options = {.running = 6, .step_tokens = 10 + block_size, .watermark = 1};
+  load.drafts = seed % 2 == 0 ? 3 : 0;
+  SECTION("a window") {
+    load.groups = {{block_size}, {block_size, 7}};
+    load.blocks += 10;
+  }
+  SECTION("heads of blocks") { load.partial_reuse = true; }
+  SECTION("both") {
+    load.groups = {{block_size}, {block_size, 5}};
+    load.partial_reuse = true;
+    load.blocks += 10;
+  }
+  driver d(load);
+  d.run(calls(8'000));
+  d.finish();
+  if (calls(8'000) < 8'000) return;
+  CHECK(d.s.statistics().hit_tokens > 0);
+  CHECK(d.s.statistics().preemptions > 0);
+  CHECK((d.engine.copies > 0) == load.partial_reuse);
 }
 
 TEST_CASE("R11 random prompts in a large pool: every block is computed once") {

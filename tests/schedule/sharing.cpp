@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A prefix that is being computed is waited for, by content and keys, and by nobody whom it would not help.
 #include <kvcache/blocks/extra_key.hpp>
+#include <kvcache/eviction/priority.hpp>
 
 #include <algorithm>
 #include <array>
@@ -24,12 +25,14 @@ using jobs = std::vector<std::size_t>;
 
 }  // namespace
 
-TEST_CASE("R11 10,000 requests with one 2,000-token prompt prefill 2,000 + 9,999 x 16 tokens at block 16") {
+TEST_CASE("R11 10,000 requests with one 2,000-token prompt prefill 2,000 + 9,999 x 16 tokens at block 16, or + 9,999") {
   const std::uint32_t block_size = GENERATE(8u, 16u, 50u);
   const std::size_t depth = GENERATE(1u, 2u);
-  CAPTURE(block_size, depth);
-  manager m({.blocks = 65'536, .block_size = block_size});
-  scheduler s(m, {.running = 256, .step_tokens = 2048});
+  const bool heads = GENERATE(false, true);
+  const std::uint32_t step_tokens = GENERATE(2048u, 300u);
+  CAPTURE(block_size, depth, heads, step_tokens);
+  manager m({.blocks = 65'536, .block_size = block_size, .partial_reuse = heads});
+  scheduler s(m, {.running = 256, .step_tokens = step_tokens});
   const text prompt = words(1, 2000);
   for (int i = 0; i < 10'000; ++i) REQUIRE(s.submit({.prompt = prompt, .max_tokens = 2}).has_value());
   std::deque<kvcache::step_plan> flights;
@@ -54,12 +57,35 @@ TEST_CASE("R11 10,000 requests with one 2,000-token prompt prefill 2,000 + 9,999
     flights.pop_front();
   }
   CHECK(s.statistics().length == 10'000);
-  CHECK(s.statistics().prefilled_tokens == 2'000 + 9'999 * block_size);
+  CHECK(s.statistics().prefilled_tokens == 2'000 + 9'999 * (heads ? 1 : block_size));
   CHECK(s.statistics().recomputed_tokens == 0);
   // However many wait, a step looks at as many as may run.
   CHECK(most_examined <= 256);
   CHECK(s.statistics().examined <= 3 * 10'000);
   check_empty(m, s);
+}
+
+TEST_CASE("Retention goes with a request, and is refused at once where it cannot be") {
+  using prioritised = kvcache::block_manager<kvcache::priority>;
+  prioritised m({.blocks = 5, .block_size = 4});
+  kvcache::scheduler<prioritised> s(m, {.running = 1, .step_tokens = 64, .watermark = 0});
+  const auto serve = [&](const text& prompt, std::span<const kvcache::retention_range> retention) {
+    REQUIRE(s.submit({.prompt = prompt, .max_tokens = 1, .retention = retention}).has_value());
+    const auto p = s.next();
+    const text token{5};
+    const kvcache::row_result result{.tokens = token};
+    REQUIRE(s.finish(p, {&result, 1}).has_value());
+  };
+  const std::array high{kvcache::retention_range{.priority = 90}};
+  serve(words(1, 8), high);
+  serve(words(2, 8), {});
+  serve(words(3, 12), {});
+  CHECK(m.probe(words(1, 8)).tokens == 8);
+  CHECK(m.probe(words(2, 8)).tokens == 0);
+  const std::array reversed{kvcache::retention_range{.first = 5, .end = 4}};
+  const text prompt = words(1, 4);
+  CHECK(s.submit({.prompt = prompt, .retention = reversed}).error().code == kvcache::errc::bad_range);
+  CHECK(s.idle());
 }
 
 TEST_CASE("R11 a request waits for the prefix that another one computes, then reuses it; others pass it by") {

@@ -6,6 +6,7 @@
 #include <kvcache/blocks/block_manager.hpp>
 #include <kvcache/schedule/scheduler.hpp>
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -82,9 +83,12 @@ class hash_engine {
     }
   };
 
-  explicit hash_engine(manager& blocks, std::uint64_t alphabet = 1000)
-      : blocks_(blocks), alphabet_(alphabet), cells_(std::size_t{blocks.capacity()} + 1) {
-    for (auto& c : cells_) c.resize(blocks.block_size());
+  explicit hash_engine(manager& blocks, std::uint64_t alphabet = 1000, std::vector<std::uint32_t> windows = {})
+      : blocks_(blocks), alphabet_(alphabet), windows_(std::move(windows)), cells_(std::size_t{blocks.capacity()} + 1) {
+    windows_.resize(blocks.layer_group_count(), kvcache::layer_group::full);
+    std::uint32_t largest = 0;
+    for (std::uint32_t g = 0; g < blocks.layer_group_count(); ++g) largest = std::max(largest, blocks.block_size(g));
+    for (auto& c : cells_) c.resize(largest);
   }
 
   std::size_t submit(scheduler& s, const text& prompt, std::uint32_t max_tokens, std::int32_t priority = 0,
@@ -134,9 +138,10 @@ class hash_engine {
     const kvcache::step_plan p = flights.front();
     std::vector<text> chosen(p.rows.size());
     std::vector<kvcache::row_result> results(p.rows.size());
-    const kvcache::batch_view batch = p.blocks->batch();
-    const std::uint32_t size = batch.block_size;
-    REQUIRE(p.blocks->copies().empty());
+    for (const kvcache::block_copy& c : p.blocks->copies()) {
+      ++copies;
+      std::copy_n(cells_[c.source].begin(), c.tokens, cells_[c.destination].begin());
+    }
     for (std::size_t i = 0; i < p.rows.size(); ++i) {
       const kvcache::plan_row& row = p.rows[i];
       job& j = jobs[job_of(row.request)];
@@ -146,22 +151,37 @@ class hash_engine {
       }
       // A part of the row that this row's sequence was preempted for is computed all the same.
       REQUIRE(j.content.size() >= row.first + row.tokens - row.drafts);
-      const auto table = batch.tables.row(static_cast<std::uint32_t>(i));
-      const auto cell = [&](std::size_t at) -> std::uint64_t& { return cells_[table[at / size]][at % size]; };
       text tokens = j.content;
       tokens.resize(row.first + row.tokens - row.drafts);
       for (std::uint32_t d = 0; d < row.drafts; ++d) tokens.push_back(draft(j, tokens));
-      for (std::size_t at = row.first; at < tokens.size(); ++at) {
-        const std::uint64_t before = at == 0 ? j.seed : cell(at - 1);
-        REQUIRE(batch.slots[batch.query_offsets[i] + (at - row.first)] ==
-                kvcache::make_slot(table[at / size], static_cast<std::uint32_t>(at % size), size));
-        cell(at) = value_after(before, tokens[at]);
+      std::vector<std::uint64_t> values;
+      for (std::uint32_t g = 0; g < blocks_.layer_group_count(); ++g) {
+        const kvcache::batch_view batch = p.blocks->batch(g);
+        const std::uint32_t size = batch.block_size;
+        const auto table = batch.tables.row(static_cast<std::uint32_t>(i));
+        const auto cell = [&](std::size_t at) -> std::uint64_t& {
+          REQUIRE(table[at / size] != kvcache::null_block);
+          return cells_[table[at / size]][at % size];
+        };
+        // A group with a window has forgotten what the first value follows; the one that sees all has it.
+        if (g == 0)
+          for (std::size_t at = row.first; at < tokens.size(); ++at)
+            values.push_back(value_after(at == 0           ? j.seed
+                                         : at == row.first ? cell(at - 1)
+                                                           : values.back(),
+                                         tokens[at]));
+        for (std::size_t at = row.first; at < tokens.size(); ++at) {
+          REQUIRE(batch.slots[batch.query_offsets[i] + (at - row.first)] ==
+                  kvcache::make_slot(table[at / size], static_cast<std::uint32_t>(at % size), size));
+          cell(at) = values[at - row.first];
+        }
+        const std::size_t seen = row.first + 1 > windows_[g] ? row.first + 1 - windows_[g] : 0;
+        check_reused(j, tokens, row, seen, cell);
       }
-      check_reused(j, tokens, row, cell);
       if (!row.samples) continue;
       bool ends = false;
       for (std::size_t at = tokens.size() - row.drafts - 1; !ends; ++at) {
-        const auto next = chosen_after(cell(at), alphabet_);
+        const auto next = chosen_after(values[at - row.first], alphabet_);
         chosen[i].push_back(next);
         j.content.push_back(next);
         ends = j.content.size() - j.prompt >= j.stop_after;
@@ -205,6 +225,7 @@ class hash_engine {
   std::vector<kvcache::request_id> ids;
   std::deque<kvcache::step_plan> flights;
   std::uint32_t good_drafts = 2;  ///< of three
+  std::uint64_t copies = 0;
 
  private:
   /// Right most of the time.
@@ -216,13 +237,14 @@ class hash_engine {
 
   /// What the row found in the cache is what it would have computed.
   template <class Cell>
-  void check_reused(const job& j, const text& tokens, const kvcache::plan_row& row, Cell&& cell) const {
+  void check_reused(const job& j, const text& tokens, const kvcache::plan_row& row, std::size_t seen,
+                    Cell&& cell) const {
     if (row.decodes) return;
     std::uint64_t value = j.seed;
     bool good = true;
     for (std::size_t at = 0; at < tokens.size(); ++at) {
       value = value_after(value, tokens[at]);
-      good = good && cell(at) == value;
+      good = good && (at < seen || cell(at) == value);
     }
     REQUIRE(good);
   }
@@ -240,6 +262,7 @@ class hash_engine {
 
   manager& blocks_;
   std::uint64_t alphabet_;
+  std::vector<std::uint32_t> windows_;             // by layer group
   std::vector<std::vector<std::uint64_t>> cells_;  // by block
   std::map<std::pair<std::uint32_t, std::uint32_t>, std::size_t> by_id_;
   std::uint64_t drafted_ = 0;

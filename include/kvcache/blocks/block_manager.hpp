@@ -120,6 +120,11 @@ class block_manager {
     return sequences_.retain(sequence, ranges);
   }
 
+  /// Whether `open` and `retain` would take these ranges. bad_range, unsupported. O(ranges).
+  [[nodiscard]] static result<void> check_retention(std::span<const retention_range> ranges) noexcept {
+    return detail::check_retention(ranges, told_of_priorities<eviction_type>);
+  }
+
   /// Holds the longest cached prefix of `content` in whole blocks, whatever is evicted, until the time `expires` or
   /// until the sequence is closed. It counts as a sequence, of which others can be forked, and no request. O(content).
   pinned pin(content_view content, std::span<const extra_key> keys = {}, std::uint64_t expires = never) noexcept {
@@ -235,6 +240,10 @@ class block_manager {
   /// Tokens in a block of one layer group.
   [[nodiscard]] std::uint32_t block_size(std::uint32_t layer_group = 0) const noexcept {
     return blocks_.groups.block_size(layer_group);
+  }
+  /// Whether a query sees only the newest tokens in one layer group.
+  [[nodiscard]] bool windowed(std::uint32_t layer_group = 0) const noexcept {
+    return blocks_.groups.windowed(layer_group);
   }
   /// As block_manager_options::partial_reuse.
   [[nodiscard]] bool partial_reuse() const noexcept { return blocks_.partial_reuse; }

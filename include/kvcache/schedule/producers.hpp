@@ -23,11 +23,13 @@ class producers {
   /// Names a claim, from 1; 0: none.
   using claim = std::uint32_t;
 
-  /// `heads`: whether a block may be reused in part.
-  producers(const Requests& requests, std::uint64_t stride, bool heads, unsigned hash_bits)
+  /// `heads`: whether a block may be reused in part. `holes`: whether less may be reused than others have produced, as
+  /// where a window has lost its blocks.
+  producers(const Requests& requests, std::uint64_t stride, bool heads, bool holes, unsigned hash_bits)
       : requests_(requests),
         stride_(stride),
         heads_(heads),
+        holes_(holes),
         hash_mask_(hash_bits >= 32 ? ~0u : (1u << hash_bits) - 1u),
         claims_(1) {}
 
@@ -42,6 +44,10 @@ class producers {
     if (first >= useful) return 0;
     for (std::uint64_t b = 0; b <= first; ++b) seed = chain_fingerprint(seed, block(content, b));
     claim found = find(waiting, static_cast<std::uint32_t>(first), narrowed(seed));
+    for (std::uint64_t b = first + 1; holes_ && found == 0 && b < useful; ++b) {
+      seed = chain_fingerprint(seed, block(content, b));
+      found = find(waiting, static_cast<std::uint32_t>(b), narrowed(seed));
+    }
     if (found == 0) return 0;
     const content_view other = requests_[claims_[found].request].content;
     for (;;) {
@@ -129,6 +135,7 @@ class producers {
   const Requests& requests_;
   std::uint64_t stride_;
   bool heads_;
+  bool holes_;
   std::uint32_t hash_mask_;
   std::vector<entry> claims_;
   std::vector<claim> unused_;  // a stack

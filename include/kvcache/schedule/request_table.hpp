@@ -51,6 +51,7 @@ struct alignas(64) request_record {
   key_sets::index key_set = key_sets::none;
   std::vector<extra_key> keys;
   std::vector<char> key_bytes;  // what the keys' values point to
+  std::vector<retention_range> retention;
 
   [[nodiscard]] std::uint32_t known() const noexcept { return static_cast<std::uint32_t>(content.size()); }
   [[nodiscard]] std::int32_t effective() const noexcept { return lent > priority ? lent : priority; }
@@ -78,6 +79,8 @@ class request_table {
     r.open = true;
     r.arrival = arrivals_++;
     copy_keys(r, what.keys);
+    grow(r.retention, what.retention.size());
+    r.retention.assign(what.retention.begin(), what.retention.end());
     return index;
   }
   void remove(request_index index) noexcept {

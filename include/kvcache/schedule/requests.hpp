@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/blocks/extra_key.hpp>
+#include <kvcache/blocks/retention.hpp>
 #include <kvcache/error.hpp>
 #include <kvcache/types.hpp>
 #include <kvcache/views.hpp>
@@ -35,11 +36,12 @@ struct request_id {
 
 /// What is asked of a scheduler. The scheduler copies what it needs.
 struct request {
-  content_view prompt = {};              ///< at least one unit
-  std::span<const extra_key> keys = {};  ///< a set, as in open_request
-  std::uint32_t max_tokens = 1;          ///< tokens to generate, at most; at least one
-  std::int32_t priority = 0;             ///< higher goes first; equal ones in order of arrival
-  std::uint32_t drafts = 0;              ///< draft tokens that a decode may bring along for verification
+  content_view prompt = {};                         ///< at least one unit
+  std::span<const extra_key> keys = {};             ///< a set, as in open_request
+  std::uint32_t max_tokens = 1;                     ///< tokens to generate, at most; at least one
+  std::int32_t priority = 0;                        ///< higher goes first; equal ones in order of arrival
+  std::uint32_t drafts = 0;                         ///< draft tokens that a decode may bring along for verification
+  std::span<const retention_range> retention = {};  ///< what its cached content is worth, as in open_request
 };
 
 /// Where a request stands.

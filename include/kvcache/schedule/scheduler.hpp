@@ -56,7 +56,7 @@ class scheduler {
         options_(checked(options)),
         stride_(stride_of(manager)),
         queues_(requests_),
-        producers_(requests_, stride_, manager.partial_reuse(), options.hash_bits) {
+        producers_(requests_, stride_, manager.partial_reuse(), any_windowed(manager), options.hash_bits) {
     if (options_.watermark == scheduler_options::automatic) options_.watermark = manager.capacity() / 100;
     if (options_.prefill_tokens == 0) options_.prefill_tokens = options_.step_tokens;
   }
@@ -75,12 +75,15 @@ class scheduler {
 
   /// Queues a request.
   /// empty_content: no prompt, or no token to generate. exceeds_pool: the whole pool does not hold the prompt and the
-  /// tokens to generate (all but the last of them, which is never computed). O(prompt + keys).
+  /// tokens to generate (all but the last of them, which is never computed). bad_range, unsupported: as
+  /// block_manager::retain. O(prompt + keys).
   result<request_id> submit(const request& what) noexcept {
     if (what.prompt.empty() || what.max_tokens == 0)
       return failure{errc::empty_content, what.prompt.empty() ? what.prompt.size() : what.max_tokens, 1};
     const std::uint64_t positions = std::uint64_t{what.prompt.size()} + what.max_tokens - 1;
-    const admission a = manager_.predict({.content = what.prompt.sub(0, 1), .keys = what.keys, .reserve = positions});
+    if (const result<void> good = manager_.check_retention(what.retention); !good) return good.error();
+    const admission a = manager_.predict(
+        {.content = what.prompt.sub(0, 1), .keys = what.keys, .reserve = positions, .chunk = options_.step_tokens});
     if (a.total_blocks > a.capacity) return failure{errc::exceeds_pool, a.total_blocks, a.capacity};
     const index r = requests_.add(what);
     requests_[r].key_set = key_sets_.acquire(what.keys);
@@ -229,6 +232,11 @@ class scheduler {
   static constexpr queues::queue waiting_queue = 0;  // the others are those of claims
   static constexpr std::uint64_t not_counted = ~std::uint64_t{0};
 
+  static bool any_windowed(const Manager& manager) noexcept {
+    bool any = false;
+    for (std::uint32_t g = 0; g < manager.layer_group_count(); ++g) any = any || manager.windowed(g);
+    return any;
+  }
   static scheduler_options checked(const scheduler_options& o) {
     if (o.running == 0)
       detail::raise<invalid_argument>("scheduler: 0 requests running at once, at least 1 needed; give a limit");
@@ -371,8 +379,12 @@ class scheduler {
     return true;
   }
 
-  [[nodiscard]] static open_request wanted(const record& r) noexcept {
-    return {.content = r.content, .keys = r.keys, .reserve = r.content.size()};
+  [[nodiscard]] open_request wanted(const record& r) const noexcept {
+    return {.content = r.content,
+            .keys = r.keys,
+            .reserve = r.content.size(),
+            .chunk = options_.step_tokens,
+            .retention = r.retention};
   }
   /// A request needs fewer blocks than when it was refused only where others have produced what it can share.
   [[nodiscard]] bool refused_before(index i) const noexcept {
@@ -405,9 +417,18 @@ class scheduler {
       statistics_.hit_tokens += r.reused;
     }
     running_.push_back(i);
-    producers_.claim_all(i, r.committed, seed(r), r.producing);
+    producers_.claim_all(i, already_there(r), seed(r), r.producing);
     ++produced_;
     add_prefill(i);
+  }
+
+  /// Tokens of a request that was just admitted which nobody has to produce: those that it reuses and, where it reuses
+  /// the head of a block that holds just what it is about to compute, that block.
+  [[nodiscard]] std::uint32_t already_there(const record& r) const noexcept {
+    if (r.committed % stride_ == 0) return r.committed;
+    const std::uint32_t end = block_end(r.committed);
+    return end <= r.known() && manager_.probe(content_view(r.content).sub(0, end), r.keys).tokens == end ? end
+                                                                                                         : r.committed;
   }
 
   [[nodiscard]] std::uint32_t block_end(std::uint32_t tokens) const noexcept {
