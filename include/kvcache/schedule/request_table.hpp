@@ -56,7 +56,9 @@ struct alignas(64) request_record {
   [[nodiscard]] std::int32_t effective() const noexcept { return lent > priority ? lent : priority; }
 };
 
-/// The requests of a scheduler. Places are used again with the arrays they have grown.
+/// The requests of a scheduler. Places are used again with the arrays they have grown. A template only so that it is
+/// instantiated where something is scheduled, and not for everyone who includes the umbrella.
+template <class Scheduler>
 class request_table {
  public:
   /// O(prompt + keys).
