@@ -148,7 +148,7 @@ TEST_CASE("Drafts cost nobody his blocks") {
   scheduler s(m, {.running = 4, .step_tokens = 4096, .watermark = 0});
   hash_engine engine(m);
   // Ends within its third block, beyond which its drafts would reach; the other one has all the rest.
-  engine.submit(s, words(1, 3 * block_size - 3), block_size, 0, 3, {}, no_value, 2);
+  engine.submit(s, words(1, 3 * block_size - 3), 2 * block_size, 0, 3, {}, no_value, 2);
   engine.submit(s, words(2, 4 * block_size - 2), 2);
   engine.run(s);
   engine.check_tokens();
