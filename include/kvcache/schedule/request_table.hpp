@@ -71,7 +71,8 @@ class request_table {
     unused_.pop_back();
     request_record& r = records_[index];
     grow(r.content, what.prompt.size());
-    for (std::size_t i = 0; i < what.prompt.size(); ++i) r.content.push_back(what.prompt[i]);
+    r.content.resize(what.prompt.size());
+    for (std::size_t i = 0; i < r.content.size(); ++i) r.content[i] = what.prompt[i];
     r.prompt = r.known();
     r.limit = r.prompt + what.max_tokens - 1;
     r.priority = r.lent = what.priority;
