@@ -144,15 +144,16 @@ TEST_CASE("What a request found in the cache is not counted as its loss") {
 
 TEST_CASE("Drafts cost nobody his blocks") {
   const std::uint32_t block_size = GENERATE(4u, 8u, 16u);
-  manager m({.blocks = 8, .block_size = block_size});
+  manager m({.blocks = 7, .block_size = block_size});
   scheduler s(m, {.running = 4, .step_tokens = 4096, .watermark = 0});
   hash_engine engine(m);
-  // Both end in their fourth block; drafts would reach into a fifth.
-  engine.submit(s, words(1, 3 * block_size), block_size + 1, 0, 3);
-  engine.submit(s, words(2, 3 * block_size), block_size + 1, 0, 3);
+  // Ends within its third block, beyond which its drafts would reach; the other one has all the rest.
+  engine.submit(s, words(1, 3 * block_size - 3), 2 * block_size, 0, 3, {}, no_value, 2);
+  engine.submit(s, words(2, 4 * block_size - 2), 2);
   engine.run(s);
   engine.check_tokens();
   CHECK(s.statistics().preemptions == 0);
+  CHECK(s.statistics().decoded_tokens == 2);
   check_empty(m, s);
 }
 
