@@ -79,8 +79,8 @@ void probe(benchmark::State& state) {
 }
 BENCHMARK(probe)->Apply(pool_sizes);
 
-/// Opens a request whose 64 blocks of new content evict as many: looked up, admitted, blocks taken. The rest of its life
-/// is not counted.
+/// Opens a request whose 64 blocks of new content evict as many: looked up, admitted, blocks taken. The rest of its
+/// life is not counted.
 void admission(benchmark::State& state) {
   manager m({.blocks = static_cast<std::uint32_t>(state.range(0)), .block_size = block_size});
   units content = some_content();
