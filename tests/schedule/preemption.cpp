@@ -195,6 +195,25 @@ TEST_CASE(
   check_empty(m, s);
 }
 
+TEST_CASE("The last block goes to the higher priority") {
+  const std::uint32_t block_size = GENERATE(1u, 4u, 16u);
+  const std::uint32_t higher = GENERATE(0u, 1u);
+  CAPTURE(block_size, higher);
+  manager m({.blocks = 10, .block_size = block_size});
+  scheduler s(m, {.running = 4, .step_tokens = 4096, .watermark = 0});
+  hash_engine engine(m);
+  for (std::uint32_t i = 0; i < 3; ++i) engine.submit(s, words(i, 3 * block_size), 3, i == higher ? 5 : 0);
+  REQUIRE(engine.plan(s));
+  engine.abort(s, 2);  // its blocks come with the step in flight
+  REQUIRE(engine.plan(s));
+  REQUIRE(engine.flights.back().rows.size() == 1);
+  CHECK(engine.job_of(engine.flights.back().rows[0].request) == higher);
+  CHECK(s.statistics().preemptions == 0);
+  engine.run(s, 2);
+  engine.check_tokens();
+  check_empty(m, s);
+}
+
 TEST_CASE("A preempted request whose step is still in flight takes the token, and ends with it where it has to") {
   const std::uint32_t block_size = GENERATE(1u, 4u, 16u);
   const bool ends = GENERATE(false, true);

@@ -62,12 +62,8 @@ class scheduler {
   }
   scheduler(const scheduler&) = delete;
   scheduler& operator=(const scheduler&) = delete;
-  /// Drops the steps in flight and closes the sequences of all requests.
+  /// Closes the sequences of all requests and drops the steps in flight.
   ~scheduler() {
-    while (!flights_.empty()) {
-      flights_.back()->blocks.drop();
-      flights_.pop_back();
-    }
     for (const index r : running_) static_cast<void>(manager_.close(requests_[r].sequence));
   }
 
