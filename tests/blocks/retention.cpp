@@ -132,6 +132,63 @@ TEST_CASE("Retention: a priority falls back when its duration is over, counted f
   CHECK(m.probe(words(2, 8)).tokens == 0);
 }
 
+TEST_CASE("Retention: a fork and a duplicate that gives way are worth what their request said") {
+  prioritised m({.blocks = 8, .block_size = 4});
+  SECTION("fork") {
+    const auto s = retained(m, words(1, 4), {{.priority = 90}});
+    const auto f = m.fork(s).value();
+    extend(m, f, words(1, 8, 4));
+    close(m, f);
+    close(m, s);
+  }
+  SECTION("duplicate") {
+    // Both compute the same before either has committed it.
+    const text content = words(1, 12);
+    const ranges high{{.priority = 90}};
+    const auto plain = m.open({.content = content})->sequence;
+    const auto other = m.open({.content = content, .retention = high})->sequence;
+    compute(m, plain, 12);
+    compute(m, other, 12);
+    REQUIRE(m.commit(plain, content).has_value());
+    REQUIRE(m.commit(other, content).has_value());
+    CHECK(table(m, plain) == table(m, other));
+    close(m, other);
+    close(m, plain);
+  }
+  close(m, retained(m, words(2, 20), {}));
+  close(m, retained(m, words(3, 20), {}));
+  CHECK(m.probe(words(1, 12)).tokens == 12);
+}
+
+TEST_CASE("V8 Retention: nothing of what content was worth is left after a reset") {
+  prioritised m({.blocks = 4, .block_size = 4});
+  close(m, retained(m, words(1, 8), {{.priority = 90}}));
+  REQUIRE(m.reset().has_value());
+  close(m, retained(m, words(1, 8), {}));
+  close(m, retained(m, words(2, 8), {}));
+  close(m, retained(m, words(3, 8), {}));
+  CHECK(m.probe(words(1, 8)).tokens == 0);
+}
+
+TEST_CASE("Retention: a pin whose time is over already ends with the next advance") {
+  manager m({.blocks = 4, .block_size = 4});
+  close(m, prompt(m, words(1, 8)).sequence);
+  m.advance(10);
+  const auto pin = m.pin(words(1, 8), {}, 10);
+  CHECK(m.contains(pin.sequence));
+  m.advance(10);
+  CHECK_FALSE(m.contains(pin.sequence));
+}
+
+TEST_CASE("a root that went and a content that is new: nothing that was never there is touched") {
+  manager m({.blocks = 4, .block_size = 4});
+  const std::array keys{kvcache::extra_key{kvcache::key_kind::salt, "x"}};
+  const text one = words(1, 1);
+  close(m, m.open({.content = one, .keys = keys})->sequence);
+  close(m, prompt(m, words(2, 16)).sequence);
+  CHECK(m.probe(words(2, 16)).tokens == 16);
+}
+
 TEST_CASE("Retention: said again of an open sequence, for what it holds and for what it will generate") {
   prioritised m({.blocks = 6, .block_size = 4});
   const auto s = retained(m, words(1, 8), {});

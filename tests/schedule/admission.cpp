@@ -294,7 +294,30 @@ TEST_CASE("R13 a request counts its prompt and its hits once, at its first admis
   CHECK(t.preemptions > 0);
   CHECK(t.recomputed_tokens > 0);
   CHECK(t.prefilled_tokens + t.hit_tokens >= t.queried_tokens);
+  // And so does the block manager, which opens a preempted request anew.
+  CHECK(m.statistics().opened_sequences == 3);
+  CHECK(m.statistics().queried_tokens == t.queried_tokens);
+  CHECK(m.statistics().hit_tokens == t.hit_tokens);
   check_empty(m, s);
+}
+
+TEST_CASE("A request that was refused is admitted once another one gives its blocks back, whoever else goes on") {
+  manager m({.blocks = 20, .block_size = 16});
+  scheduler s(m, {.running = 4, .step_tokens = 4096, .watermark = 0});
+  hash_engine engine(m);
+  const auto goes_on = engine.submit(s, words(1, 64), 100);
+  const auto ends = engine.submit(s, words(2, 160), 3);
+  const auto refused = engine.submit(s, words(3, 160), 3);
+  while (!engine.jobs[ends].ended) {
+    REQUIRE(engine.plan(s));
+    CHECK(s.running() == 2);
+    engine.finish(s);
+  }
+  REQUIRE(engine.plan(s));
+  CHECK(s.progress(engine.ids[refused])->running);
+  CHECK(s.progress(engine.ids[goes_on])->running);
+  engine.run(s);
+  engine.check_tokens();
 }
 
 TEST_CASE("A refused request is not looked at again until that may have changed") {

@@ -68,7 +68,7 @@ class block_keeper {
   void forget_all() noexcept {
     while (pool.counts().evictable != 0) {
       const block_id leaf = next_leaf();
-      policy_.erase(leaf);
+      erase_evicted(leaf);
       lives_.forget(leaf);
       index.erase(leaf);
       pool.put_back(leaf, block_state::free);
@@ -139,9 +139,9 @@ class block_keeper {
       policy_.set_priority(block, range.priority, later(now_, range.duration));
     lives_.limit(block, range.time_to_live);
   }
-  /// Whether it is later now than before: the caller's time never goes back.
+  /// False where the time would go back, which it never does.
   bool set_time(std::uint64_t now) noexcept {
-    if (now <= now_) return false;
+    if (now < now_) return false;
     now_ = now;
     if constexpr (told_of_time<Eviction>) policy_.advance(now);
     return true;
@@ -232,13 +232,16 @@ class block_keeper {
 
   /// Frees a leaf to make room.
   void evict(block_id leaf) noexcept {
+    erase_evicted(leaf);
+    drop_key(leaf);
+    pool.put_back(leaf, block_state::free);
+    ++evicted;
+  }
+  void erase_evicted(block_id leaf) noexcept {
     if constexpr (told_of_evictions<Eviction>)
       policy_.evict(leaf);
     else
       policy_.erase(leaf);
-    drop_key(leaf);
-    pool.put_back(leaf, block_state::free);
-    ++evicted;
   }
   /// What windows hold of a content is found no more once a group that needs all of it has lost it.
   void evict_useless(content_id content) noexcept {

@@ -39,9 +39,11 @@ class content_store {
     content_unit* to = chunk.data() + offset(id);
     for (std::size_t i = 0; i < content.size(); ++i) to[i] = content[i];
   }
-  /// A hint that the content is read soon. Precondition: it was put.
+  /// A hint that the content is read or written soon.
   void prefetch(content_id id) const noexcept {
-    const content_unit* const from = chunks_[id >> chunk_bits_].data() + offset(id);
+    const std::size_t at = id >> chunk_bits_;
+    if (at >= chunks_.size() || chunks_[at].empty()) return;
+    const content_unit* const from = chunks_[at].data() + offset(id);
     const std::size_t units = block_size_ < prefetched_units ? block_size_ : prefetched_units;
     for (std::size_t i = 0; i < units; i += units_per_line) KVCACHE_PREFETCH(from + i);
   }

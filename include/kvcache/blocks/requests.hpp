@@ -39,6 +39,7 @@ struct open_request {
   /// than the window and so many tokens at once.
   std::uint64_t chunk = 0;
   std::span<const retention_range> retention = {};  ///< ascending; none: as any other content
+  bool counted = false;  ///< in the statistics already: the request is admitted again, after it lost its blocks
 };
 
 /// A sequence that was opened.
@@ -81,7 +82,7 @@ struct want {
 
 /// Running sums since the pool was built.
 struct block_statistics {
-  std::uint64_t opened_sequences = 0;  ///< by `open`; refused requests are not counted
+  std::uint64_t opened_sequences = 0;  ///< by `open`, each request once; refused ones are not counted
   std::uint64_t queried_tokens = 0;    ///< content of those
   std::uint64_t hit_tokens = 0;        ///< of these, reused
   std::uint64_t evicted_blocks = 0;    ///< cached blocks given up to make room

@@ -87,6 +87,7 @@ class sequence_keeper {
       const std::uint64_t needed = blocks_to_hold(request, g);
       while (s.held[g].table.size() < needed) s.held[g].table.push_back(blocks_.allocate());
     }
+    if (request.counted) return opened{id, a.reused_tokens};
     ++statistics.opened_sequences;
     statistics.queried_tokens += request.content.size();
     statistics.hit_tokens += a.reused_tokens;

@@ -383,7 +383,8 @@ class scheduler {
             .keys = r.keys,
             .reserve = r.content.size(),
             .chunk = options_.step_tokens,
-            .retention = r.retention};
+            .retention = r.retention,
+            .counted = r.admitted};
   }
   /// A block that a running request comes to share with a refused one is needed no more and available no more, so it
   /// does not help; others that start may be somebody to wait for.
