@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <numeric>
 #include <random>
 #include <span>
 #include <vector>
@@ -80,64 +79,6 @@ void request(benchmark::State& state) {
   state.SetItemsProcessed(state.iterations() * request_blocks);
 }
 BENCHMARK(request)->Apply(pool_sizes);
-
-/// Puts content of its own into every block of the pool.
-bool fill(manager& m, units& content) {
-  for (std::uint32_t used = 0; used < m.capacity(); used += request_blocks) {
-    ++content[0];
-    const auto opened = m.open({.content = content, .reserve = content.size()});
-    const kvcache::want w{opened->sequence, static_cast<std::uint32_t>(content.size())};
-    auto step = m.begin({&w, 1});
-    if (!(step && step->accept() && m.commit(opened->sequence, content) && m.retire(*step) &&
-          m.close(opened->sequence)))
-      return false;
-  }
-  return m.counts().evictable == m.capacity();
-}
-
-units some_content() {
-  units content(request_blocks * block_size);
-  std::iota(content.begin(), content.end(), 1'000);
-  return content;
-}
-
-/// Requests of 64 blocks of new content against a full pool: everything is keyed, and every block evicts another.
-void keyed_with_eviction(benchmark::State& state) {
-  manager m({.blocks = static_cast<std::uint32_t>(state.range(0)), .block_size = block_size});
-  units content = some_content();
-  check(state, fill(m, content));
-  const std::uint64_t before = m.statistics().evicted_blocks;
-  for (auto _ : state) {
-    ++content[0];
-    const auto opened = m.open({.content = content, .reserve = content.size()});
-    const kvcache::want w{opened->sequence, static_cast<std::uint32_t>(content.size())};
-    auto step = m.begin({&w, 1});
-    const bool good =
-        step && step->accept() && m.commit(opened->sequence, content) && m.retire(*step) && m.close(opened->sequence);
-    if (!good) return check(state, false);
-  }
-  const auto blocks = state.iterations() * request_blocks;
-  check(state, m.statistics().evicted_blocks - before == static_cast<std::uint64_t>(blocks));
-  state.SetItemsProcessed(blocks);
-}
-BENCHMARK(keyed_with_eviction)->Apply(pool_sizes);
-
-/// Looks up 64 blocks that are cached, each time others, in a full pool: hashing and exact comparison.
-void probe(benchmark::State& state) {
-  manager m({.blocks = static_cast<std::uint32_t>(state.range(0)), .block_size = block_size});
-  units content = some_content();
-  const kvcache::content_unit first = content[0] + 1;
-  check(state, fill(m, content));
-  const std::uint64_t chains = m.capacity() / request_blocks;
-  std::uint64_t next = 0;
-  for (auto _ : state) {
-    next = (next + 7'919) % chains;
-    content[0] = first + next;
-    if (m.probe(content).tokens != content.size()) return check(state, false);
-  }
-  state.SetItemsProcessed(state.iterations() * request_blocks);
-}
-BENCHMARK(probe)->Apply(pool_sizes);
 
 /// A step of 256 running decodes: begin with tables and slots, accept, retire.
 void decode_step(benchmark::State& state) {

@@ -226,15 +226,15 @@ class cache : public detail::cache_calls<typename Policies::eviction> {
     std::uint32_t layer = 0;  // within the group
   };
 
-  template <std::size_t... I>
-  cache(options chosen, block_manager_options bookkeeping, std::index_sequence<I...>)
+  template <std::size_t... Index>
+  cache(options chosen, block_manager_options bookkeeping, std::index_sequence<Index...>)
       : calls(sized(bookkeeping, chosen.blocks,
-                    std::array{layer_group{tokens<Groups>(chosen.groups[I]), chosen.groups[I].window}...})),
+                    std::array{layer_group{tokens<Groups>(chosen.groups[Index]), chosen.groups[Index].window}...})),
         block_bytes_(largest({group_storage<Groups>::checked_bytes_per_block(
-            chosen.groups[I].shape, chosen.groups[I].block_size, chosen.blocks)...})),
+            chosen.groups[Index].shape, chosen.groups[Index].block_size, chosen.blocks)...})),
         memory_(std::move(chosen.memory), (std::uint64_t{chosen.blocks} + 1) * block_bytes_),
-        storages_(group_storage<Groups>(chosen.groups[I].shape,
-                                        {.blocks = chosen.blocks, .block_size = chosen.groups[I].block_size},
+        storages_(group_storage<Groups>(chosen.groups[Index].shape,
+                                        {.blocks = chosen.blocks, .block_size = chosen.groups[Index].block_size},
                                         memory_.data(), block_bytes_)...) {
     place_layers(chosen);
   }

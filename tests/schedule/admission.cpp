@@ -303,16 +303,40 @@ TEST_CASE("A refused request is not looked at again until that may have changed"
   hash_engine engine(m);
   engine.submit(s, words(1, 160), 150);
   engine.submit(s, words(2, 300), 1);
-  for (int i = 0; i < 2; ++i) {
-    REQUIRE(engine.plan(s));
-    engine.finish(s);
-  }
+  REQUIRE(engine.plan(s));
+  engine.finish(s);
   const auto before = s.statistics().examined;
   for (int i = 0; i < 100; ++i) {
     REQUIRE(engine.plan(s));
     engine.finish(s);
   }
   CHECK(s.statistics().examined == before);
+  engine.run(s);
+  engine.check_tokens();
+}
+
+TEST_CASE("A refused request waits for one of higher priority that starts with its prefix, and others pass it by") {
+  const std::uint32_t block_size = GENERATE(2u, 4u, 16u);
+  manager m({.blocks = 20, .block_size = block_size});
+  scheduler s(m, {.running = 4, .step_tokens = 12, .prefill_tokens = 3, .watermark = 0});
+  hash_engine engine(m);
+  const text common = words(1, 8 * block_size);
+  engine.submit(s, words(2, 4), 9 * block_size, 9);
+  REQUIRE(engine.plan(s));
+  engine.finish(s);
+  engine.submit(s, common + words(3, 12 * block_size), 1);  // all there is
+  engine.submit(s, words(4, 1), 1);
+  REQUIRE(engine.plan(s));
+  CHECK(s.running() == 1);
+  engine.finish(s);
+  engine.submit(s, common, 1, 1);
+  REQUIRE(engine.plan(s));
+  CHECK(s.progress(engine.ids[3])->running);
+  engine.finish(s);
+  // Its last chunk leaves something of a step.
+  while (!engine.jobs[3].ended && engine.plan(s)) engine.finish(s);
+  CHECK(engine.jobs[2].ended);
+  CHECK_FALSE(s.progress(engine.ids[1])->running);
   engine.run(s);
   engine.check_tokens();
 }

@@ -144,15 +144,16 @@ TEST_CASE("What a request found in the cache is not counted as its loss") {
 
 TEST_CASE("Drafts cost nobody his blocks") {
   const std::uint32_t block_size = GENERATE(4u, 8u, 16u);
-  manager m({.blocks = 8, .block_size = block_size});
+  manager m({.blocks = 7, .block_size = block_size});
   scheduler s(m, {.running = 4, .step_tokens = 4096, .watermark = 0});
   hash_engine engine(m);
-  // Both end in their fourth block; drafts would reach into a fifth.
-  engine.submit(s, words(1, 3 * block_size), block_size + 1, 0, 3);
-  engine.submit(s, words(2, 3 * block_size), block_size + 1, 0, 3);
+  // Ends within its third block, beyond which its drafts would reach; the other one has all the rest.
+  engine.submit(s, words(1, 3 * block_size - 3), 2 * block_size, 0, 3, {}, no_value, 2);
+  engine.submit(s, words(2, 4 * block_size - 2), 2);
   engine.run(s);
   engine.check_tokens();
   CHECK(s.statistics().preemptions == 0);
+  CHECK(s.statistics().decoded_tokens == 2);
   check_empty(m, s);
 }
 
@@ -189,6 +190,25 @@ TEST_CASE(
   engine.finish(s);
   REQUIRE(engine.plan(s));
   CHECK(engine.flights.back().rows.size() == 2);
+  engine.run(s, 2);
+  engine.check_tokens();
+  check_empty(m, s);
+}
+
+TEST_CASE("The last block goes to the higher priority") {
+  const std::uint32_t block_size = GENERATE(1u, 4u, 16u);
+  const std::uint32_t higher = GENERATE(0u, 1u);
+  CAPTURE(block_size, higher);
+  manager m({.blocks = 10, .block_size = block_size});
+  scheduler s(m, {.running = 4, .step_tokens = 4096, .watermark = 0});
+  hash_engine engine(m);
+  for (std::uint32_t i = 0; i < 3; ++i) engine.submit(s, words(i, 3 * block_size), 3, i == higher ? 5 : 0);
+  REQUIRE(engine.plan(s));
+  engine.abort(s, 2);  // its blocks come with the step in flight
+  REQUIRE(engine.plan(s));
+  REQUIRE(engine.flights.back().rows.size() == 1);
+  CHECK(engine.job_of(engine.flights.back().rows[0].request) == higher);
+  CHECK(s.statistics().preemptions == 0);
   engine.run(s, 2);
   engine.check_tokens();
   check_empty(m, s);

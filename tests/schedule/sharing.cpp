@@ -156,6 +156,26 @@ TEST_CASE("R11 R1 nobody waits for a block that would not spare him anything") {
   check_empty(m, s);
 }
 
+TEST_CASE("R11 R1 who waits does not wait for the block that holds its own last token") {
+  const std::uint32_t block_size = GENERATE(2u, 4u, 16u);
+  manager m({.blocks = 400, .block_size = block_size});
+  scheduler s(m, {.running = 4, .step_tokens = 2 * block_size + 4, .prefill_tokens = 2 * block_size});
+  hash_engine engine(m);
+  const text prompt = words(1, 9 * block_size);
+  engine.submit(s, prompt, 1);
+  REQUIRE(engine.plan(s));
+  engine.finish(s);
+  engine.submit(s, head_of(prompt, 5 * block_size), 1, 1);
+  REQUIRE(engine.plan(s));
+  CHECK(jobs_of(engine) == jobs{0});
+  engine.finish(s);
+  REQUIRE(engine.plan(s));  // 4 blocks are there
+  CHECK(jobs_of(engine) == jobs{1, 0});
+  engine.finish(s);
+  engine.run(s);
+  engine.check_tokens();
+}
+
 TEST_CASE("R11 only what is equal in content and keys is waited for") {
   const std::uint32_t block_size = GENERATE(1u, 4u, 16u);
   const unsigned hash_bits = GENERATE(64u, 0u);

@@ -147,6 +147,7 @@ class content_tree {
               std::vector<content_id>& out, Wanted&& wanted) const noexcept {
     constexpr std::size_t most = 16;
     std::uint64_t fingerprints[most];
+    content_id candidates[most];
     content_id at = root;
     std::uint64_t fingerprint = before(root, chain);
     const std::uint32_t size = groups_->chain_block_size(chain);
@@ -158,17 +159,22 @@ class content_tree {
         fingerprints[i] = fingerprint;
         table_.prefetch(narrowed(fingerprint));
       }
-      for (std::size_t i = 0; i < count; ++i) {
-        const content_id candidate = table_.find(narrowed(fingerprints[i]), [](content_id) { return true; });
+      std::size_t found = 0;
+      for (; found < count; ++found) {
+        const content_id candidate = table_.find(narrowed(fingerprints[found]), [](content_id) { return true; });
         if (candidate == no_content) break;
+        candidates[found] = candidate;
         KVCACHE_PREFETCH(&nodes_[candidate]);
         contents_.prefetch(candidate);
       }
-      for (std::size_t i = 0; i < count; ++i) {
-        at = find(at, chain, fingerprints[i], part(first + i));
+      for (std::size_t i = 0; i < found; ++i) {
+        // Mostly the first with the hash is the one.
+        at = is(candidates[i], at, chain, part(first + i)) ? candidates[i]
+                                                           : find(at, chain, fingerprints[i], part(first + i));
         if (at == no_content || !wanted(at)) return;
         out.push_back(at);
       }
+      if (found < count) return;
     }
   }
 
@@ -238,10 +244,12 @@ class content_tree {
   }
   [[nodiscard]] content_id find(content_id parent, std::uint32_t chain, std::uint64_t fingerprint,
                                 content_view content) const noexcept {
-    return table_.find(narrowed(fingerprint), [&](content_id id) {
-      return nodes_[id].parent == parent && nodes_[id].chain == chain &&
-             equal(contents_.get(id, static_cast<std::uint32_t>(content.size())), content);
-    });
+    return table_.find(narrowed(fingerprint), [&](content_id id) { return is(id, parent, chain, content); });
+  }
+  /// Whether a node is the one of `content` after `parent`.
+  [[nodiscard]] bool is(content_id id, content_id parent, std::uint32_t chain, content_view content) const noexcept {
+    return nodes_[id].parent == parent && nodes_[id].chain == chain &&
+           equal(contents_.get(id, static_cast<std::uint32_t>(content.size())), content);
   }
 
   content_id new_node() noexcept {

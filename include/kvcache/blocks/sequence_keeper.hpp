@@ -70,7 +70,7 @@ class sequence_keeper {
 
   result<opened> open(const open_request& request, block_statistics& statistics) noexcept {
     if (request.content.empty()) return failure{errc::empty_content, 0, 1};
-    if (const result<void> good = check(request.retention); !good) return good.error();
+    if (const result<void> good = acceptable(request.retention); !good) return good.error();
     const admission a = predict(request);
     if (a.total_blocks > a.capacity) return failure{errc::exceeds_pool, a.total_blocks, a.capacity};
     if (a.needs > a.available) return failure{errc::out_of_blocks, a.needs, a.available};
@@ -197,7 +197,7 @@ class sequence_keeper {
   result<void> retain(sequence_id sequence, std::span<const retention_range> ranges) noexcept {
     sequence_state* s = find(sequence);
     if (s == nullptr) return stale(sequence);
-    if (const result<void> good = check(ranges); !good) return good;
+    if (const result<void> good = acceptable(ranges); !good) return good;
     set_retention(*s, ranges);
     return {};
   }
@@ -488,7 +488,7 @@ class sequence_keeper {
     retain(s, s.committed - groups().block_size(group), own);
   }
 
-  [[nodiscard]] static result<void> check(std::span<const retention_range> ranges) noexcept {
+  [[nodiscard]] static result<void> acceptable(std::span<const retention_range> ranges) noexcept {
     return check_retention(ranges, told_of_priorities<Eviction>);
   }
   /// Of the cached blocks that a sequence holds and of those to come.

@@ -57,7 +57,9 @@ struct alignas(64) request_record {
   [[nodiscard]] std::int32_t effective() const noexcept { return lent > priority ? lent : priority; }
 };
 
-/// The requests of a scheduler. Places are used again with the arrays they have grown.
+/// The requests of a scheduler. Places are used again with the arrays they have grown. A template only so that it is
+/// instantiated where something is scheduled, and not for everyone who includes the umbrella.
+template <class Scheduler>
 class request_table {
  public:
   /// O(prompt + keys).
@@ -70,7 +72,8 @@ class request_table {
     unused_.pop_back();
     request_record& r = records_[index];
     grow(r.content, what.prompt.size());
-    for (std::size_t i = 0; i < what.prompt.size(); ++i) r.content.push_back(what.prompt[i]);
+    r.content.resize(what.prompt.size());
+    for (std::size_t i = 0; i < r.content.size(); ++i) r.content[i] = what.prompt[i];
     r.prompt = r.known();
     r.limit = r.prompt + what.max_tokens - 1;
     r.priority = r.lent = what.priority;

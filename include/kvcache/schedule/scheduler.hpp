@@ -62,12 +62,8 @@ class scheduler {
   }
   scheduler(const scheduler&) = delete;
   scheduler& operator=(const scheduler&) = delete;
-  /// Drops the steps in flight and closes the sequences of all requests.
+  /// Closes the sequences of all requests and drops the steps in flight.
   ~scheduler() {
-    while (!flights_.empty()) {
-      flights_.back()->blocks.drop();
-      flights_.pop_back();
-    }
     for (const index r : running_) static_cast<void>(manager_.close(requests_[r].sequence));
   }
 
@@ -215,8 +211,11 @@ class scheduler {
  private:
   using index = detail::request_index;
   using record = detail::request_record;
-  using queues = detail::waiting_queues<detail::request_table>;
-  using producers = detail::producers<detail::request_table>;
+  using requests = detail::request_table<scheduler>;
+  using queues = detail::waiting_queues<requests>;
+  using producers = detail::producers<requests>;
+  using queue = typename queues::queue;
+  using claim_id = typename producers::claim;
 
   struct flight {
     step blocks;
@@ -226,10 +225,10 @@ class scheduler {
   struct refusal {
     request_id request;
     std::uint64_t needs = 0;
-    std::uint64_t produced = 0;
+    std::uint64_t starts = 0;
   };
 
-  static constexpr queues::queue waiting_queue = 0;  // the others are those of claims
+  static constexpr queue waiting_queue = 0;  // the others are those of claims
   static constexpr std::uint64_t not_counted = ~std::uint64_t{0};
 
   static bool any_windowed(const Manager& manager) noexcept {
@@ -372,7 +371,7 @@ class scheduler {
     }
     const std::uint64_t needs = a.needs + (running_.empty() ? 0 : options_.watermark);
     if (needs + promised_ > a.available || a.total_blocks > a.capacity) {
-      refused_ = {requests_.id(i), needs, produced_};
+      refused_ = {requests_.id(i), needs, starts_};
       return false;
     }
     start(i);
@@ -386,13 +385,14 @@ class scheduler {
             .chunk = options_.step_tokens,
             .retention = r.retention};
   }
-  /// A request needs fewer blocks than when it was refused only where others have produced what it can share.
+  /// A block that a running request comes to share with a refused one is needed no more and available no more, so it
+  /// does not help; others that start may be somebody to wait for.
   [[nodiscard]] bool refused_before(index i) const noexcept {
-    return !running_.empty() && refused_.request == requests_.id(i) && refused_.produced == produced_ &&
+    return !running_.empty() && refused_.request == requests_.id(i) && refused_.starts == starts_ &&
            manager_.counts().available() < refused_.needs;
   }
 
-  void wait_for(index i, producers::claim claim) noexcept {
+  void wait_for(index i, claim_id claim) noexcept {
     leave_queue(i);
     queues_.push(claim, i);
     record& producer = requests_[producers_.producer(claim)];
@@ -418,7 +418,7 @@ class scheduler {
     }
     running_.push_back(i);
     producers_.claim_all(i, already_there(r), seed(r), r.producing);
-    ++produced_;
+    ++starts_;
     add_prefill(i);
   }
 
@@ -585,7 +585,6 @@ class scheduler {
       waited_for = waited_for || queues_.top(r.producing) != detail::no_request;
       queues_.move_all(r.producing, waiting_queue);
       r.producing = producers_.remove(r.producing);
-      ++produced_;
     }
     if (waited_for) update_lent(r);
   }
@@ -599,7 +598,7 @@ class scheduler {
 
   /// Takes a waiting request out of the queue it is in.
   void leave_queue(index i) noexcept {
-    queues::queue from = waiting_queue;
+    queue from = waiting_queue;
     if (queues_.erase(i, from) && from != waiting_queue) update_lent(requests_[producers_.producer(from)]);
   }
 
@@ -651,7 +650,7 @@ class scheduler {
   Manager& manager_;
   scheduler_options options_;
   std::uint64_t stride_;
-  detail::request_table requests_;
+  requests requests_;
   detail::key_sets key_sets_;
   queues queues_;
   producers producers_;
@@ -660,7 +659,7 @@ class scheduler {
   std::vector<flight*> unused_;
   std::vector<flight*> flights_;  // in order
   std::uint64_t finished_ = 0;    // number of the last step that has finished
-  std::uint64_t produced_ = 0;    // changes whenever what a waiting request can share may have
+  std::uint64_t starts_ = 0;      // admissions, each time anew
   refusal refused_;
   scheduler_statistics statistics_;
   std::vector<ended_request> ended_;

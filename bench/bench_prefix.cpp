@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// What it costs to find a prefix, to cache one and to evict for it, at two sizes of the pool.
+#include <benchmark/benchmark.h>
+#include <kvcache/blocks/block_manager.hpp>
+
+#include <cstdint>
+#include <numeric>
+#include <vector>
+
+namespace {
+
+using manager = kvcache::block_manager<kvcache::lru>;
+using units = std::vector<kvcache::content_unit>;
+
+constexpr std::uint32_t block_size = 16;
+constexpr std::uint32_t request_blocks = 64;
+
+void check(benchmark::State& state, bool good) {
+  if (!good) state.SkipWithError("a call failed");
+}
+
+void pool_sizes(benchmark::internal::Benchmark* b) { b->ArgName("pool")->Arg(4'096)->Arg(1'048'576); }
+
+/// Puts content of its own into every block of the pool.
+bool fill(manager& m, units& content) {
+  for (std::uint32_t used = 0; used < m.capacity(); used += request_blocks) {
+    ++content[0];
+    const auto opened = m.open({.content = content, .reserve = content.size()});
+    const kvcache::want w{opened->sequence, static_cast<std::uint32_t>(content.size())};
+    auto step = m.begin({&w, 1});
+    if (!(step && step->accept() && m.commit(opened->sequence, content) && m.retire(*step) &&
+          m.close(opened->sequence)))
+      return false;
+  }
+  return m.counts().evictable == m.capacity();
+}
+
+units some_content() {
+  units content(request_blocks * block_size);
+  std::iota(content.begin(), content.end(), 1'000);
+  return content;
+}
+
+/// Requests of 64 blocks of new content against a full pool: everything is keyed, and every block evicts another.
+void keyed_with_eviction(benchmark::State& state) {
+  manager m({.blocks = static_cast<std::uint32_t>(state.range(0)), .block_size = block_size});
+  units content = some_content();
+  check(state, fill(m, content));
+  const std::uint64_t before = m.statistics().evicted_blocks;
+  for (auto _ : state) {
+    ++content[0];
+    const auto opened = m.open({.content = content, .reserve = content.size()});
+    const kvcache::want w{opened->sequence, static_cast<std::uint32_t>(content.size())};
+    auto step = m.begin({&w, 1});
+    const bool good =
+        step && step->accept() && m.commit(opened->sequence, content) && m.retire(*step) && m.close(opened->sequence);
+    if (!good) return check(state, false);
+  }
+  const auto blocks = state.iterations() * request_blocks;
+  check(state, m.statistics().evicted_blocks - before == static_cast<std::uint64_t>(blocks));
+  state.SetItemsProcessed(blocks);
+}
+BENCHMARK(keyed_with_eviction)->Apply(pool_sizes);
+
+/// Looks up 64 blocks that are cached, each time others, in a full pool: hashing and exact comparison.
+void probe(benchmark::State& state) {
+  manager m({.blocks = static_cast<std::uint32_t>(state.range(0)), .block_size = block_size});
+  units content = some_content();
+  const kvcache::content_unit first = content[0] + 1;
+  check(state, fill(m, content));
+  const std::uint64_t chains = m.capacity() / request_blocks;
+  std::uint64_t next = 0;
+  for (auto _ : state) {
+    next = (next + 7'919) % chains;
+    content[0] = first + next;
+    if (m.probe(content).tokens != content.size()) return check(state, false);
+  }
+  state.SetItemsProcessed(state.iterations() * request_blocks);
+}
+BENCHMARK(probe)->Apply(pool_sizes);
+
+/// Opens a request whose 64 blocks of new content evict as many: looked up, admitted, blocks taken. The rest of its
+/// life is not counted.
+void admission(benchmark::State& state) {
+  manager m({.blocks = static_cast<std::uint32_t>(state.range(0)), .block_size = block_size});
+  units content = some_content();
+  check(state, fill(m, content));
+  const std::uint64_t before = m.statistics().evicted_blocks;
+  for (auto _ : state) {
+    ++content[0];
+    const auto opened = m.open({.content = content, .reserve = content.size()});
+    state.PauseTiming();
+    const kvcache::want w{opened->sequence, static_cast<std::uint32_t>(content.size())};
+    auto step = m.begin({&w, 1});
+    const bool good =
+        step && step->accept() && m.commit(opened->sequence, content) && m.retire(*step) && m.close(opened->sequence);
+    if (!good) return check(state, false);
+    state.ResumeTiming();
+  }
+  check(state,
+        m.statistics().evicted_blocks - before == static_cast<std::uint64_t>(state.iterations()) * request_blocks);
+}
+BENCHMARK(admission)->ArgName("pool")->Arg(4'096)->Arg(65'536)->Unit(benchmark::kMicrosecond);
+
+/// Opens a request of a million tokens that are all cached, and closes it.
+void open_million_tokens(benchmark::State& state) {
+  constexpr std::uint32_t tokens = 1'000'000;
+  manager m({.blocks = tokens / block_size + 1, .block_size = block_size});
+  units content(tokens + 1);
+  std::iota(content.begin(), content.end(), 1'000);
+  const auto first = m.open({.content = content});
+  const kvcache::want w{first->sequence, tokens};
+  auto step = m.begin({&w, 1});
+  check(state, step && step->accept() && m.commit(first->sequence, kvcache::content_view(content).sub(0, tokens)) &&
+                   m.retire(*step) && m.close(first->sequence));
+  for (auto _ : state) {
+    const auto opened = m.open({.content = content});
+    if (!(opened && opened->reused_tokens == tokens)) return check(state, false);
+    state.PauseTiming();
+    check(state, m.close(opened->sequence).has_value());
+    state.ResumeTiming();
+  }
+}
+BENCHMARK(open_million_tokens)->Unit(benchmark::kMillisecond);
+
+}  // namespace
