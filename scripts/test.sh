@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Everything that tests: layout, AddressSanitizer, ThreadSanitizer, release build, every benchmark once, all tests.
-# Installs what is missing and fetches the model first; where it cannot be had, its tests are skipped.
+# Everything that tests: layout, AddressSanitizer, ThreadSanitizer, some seconds of fuzzing, release build, every
+# benchmark once, all tests. Installs what is missing and fetches the model first; where it cannot be had, its tests are
+# skipped.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-need_packages "${build_packages[@]}" "${test_packages[@]}"
+need_packages "${build_packages[@]}" "${test_packages[@]}" "${fuzz_packages[@]}"
 
 heading "Model"
 if model=$(scripts/get_model.sh); then
@@ -34,6 +35,11 @@ cmake --preset tsan
 "${fixed_addresses[@]}" cmake --build --preset tsan
 heading "ThreadSanitizer: tests"
 "${fixed_addresses[@]}" ctest --preset tsan
+
+heading "Fuzzing: build, and a short run"
+cmake --preset fuzz
+cmake --build --preset fuzz
+ctest --preset fuzz
 
 heading "Release: build"
 cmake --preset release

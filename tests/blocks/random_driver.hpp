@@ -33,17 +33,37 @@ struct random_load {
   bool check = true;  ///< hold every call against the model; the calls are the same without
 };
 
-template <class Manager>
+/// Choices that a seed decides; they never end.
+class seeded_choices {
+ public:
+  explicit seeded_choices(std::uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15u + 1) {}
+  std::uint32_t below(std::uint32_t limit) {
+    state_ += 0x9e3779b97f4a7c15u;
+    std::uint64_t x = state_;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return static_cast<std::uint32_t>(((x ^ (x >> 31)) >> 32) % limit);
+  }
+  [[nodiscard]] static bool ended() { return false; }
+
+ private:
+  std::uint64_t state_;
+};
+
+/// Choices decides what is called with what: below(limit) gives a number, ended() says that there is nothing left to
+/// decide by.
+template <class Manager, class Choices = seeded_choices>
 class random_driver {
  public:
-  explicit random_driver(const random_load& load)
+  explicit random_driver(const random_load& load) : random_driver(load, Choices(load.seed)) {}
+  random_driver(const random_load& load, Choices choices)
       : load_(load),
         m_({.blocks = load.blocks,
             .layer_groups = load_.groups,
             .partial_reuse = load.partial_reuse,
             .events = load.events,
             .hash_bits = load.hash_bits}),
-        random_(load.seed * 0x9e3779b97f4a7c15u + 1),
+        choices_(std::move(choices)),
         cells_(load.blocks + 1),
         keys_(load.blocks + 1) {
     for (auto& block : cells_) block.resize(largest());
@@ -53,8 +73,9 @@ class random_driver {
       std::copy_n(prompts_[0].begin(), pick(static_cast<std::uint32_t>(prompts_[0].size())), prompts_[i].begin());
   }
 
+  /// So many calls, or fewer where the choices end.
   void run(std::size_t calls) {
-    for (std::size_t i = 0; i < calls; ++i) {
+    for (std::size_t i = 0; i < calls && !choices_.ended(); ++i) {
       switch (pick(16)) {
         case 0:
         case 1:
@@ -126,6 +147,7 @@ class random_driver {
     std::uint32_t start = 0;
     std::uint32_t tokens = 0;
     std::vector<std::uint64_t> values;
+    std::vector<std::size_t> held;  // blocks before the step, by group
   };
   struct flight {
     kvcache::step step;
@@ -142,16 +164,13 @@ class random_driver {
     std::vector<std::int32_t> content{};
   };
 
-  std::uint32_t pick(std::uint32_t below) {
-    random_ += 0x9e3779b97f4a7c15u;
-    std::uint64_t x = random_;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return static_cast<std::uint32_t>(((x ^ (x >> 31)) >> 32) % below);
-  }
+  std::uint32_t pick(std::uint32_t below) { return choices_.below(below); }
   std::int32_t token() { return static_cast<std::int32_t>(pick(static_cast<std::uint32_t>(load_.alphabet))); }
   [[nodiscard]] std::uint32_t group_count() const { return static_cast<std::uint32_t>(load_.groups.size()); }
   [[nodiscard]] std::uint32_t size_of(std::uint32_t group) const { return load_.groups[group].block_size; }
+  [[nodiscard]] std::size_t blocks_for(std::uint32_t group, std::size_t tokens) const {
+    return (tokens + size_of(group) - 1) / size_of(group);
+  }
   [[nodiscard]] bool windowed(std::uint32_t group) const {
     return load_.groups[group].window != kvcache::layer_group::full;
   }
@@ -346,6 +365,9 @@ class random_driver {
     for (std::size_t i = chosen.size(); i > 1; --i)
       std::swap(chosen[i - 1], chosen[pick(static_cast<std::uint32_t>(i))]);
     for (const std::size_t i : chosen) wants.push_back({live_[i].id, pick(3) == 0 ? pick(3 * largest()) : pick(3)});
+    std::vector<std::vector<std::size_t>> held(wants.size());
+    for (std::size_t i = 0; i < wants.size(); ++i)
+      for (std::uint32_t g = 0; g < group_count(); ++g) held[i].push_back(m_.table(wants[i].sequence, g)->size());
     const auto before = m_.counts();
     const auto needed = m_.blocks_needed(wants);
     auto step = m_.begin(wants);
@@ -368,7 +390,7 @@ class random_driver {
     flight f;
     for (std::size_t i = 0; i < wants.size(); ++i) {
       sequence& s = live_[chosen[i]];
-      flight_row row{s.id, static_cast<std::uint32_t>(s.content.size()), wants[i].tokens, {}};
+      flight_row row{s.id, static_cast<std::uint32_t>(s.content.size()), wants[i].tokens, {}, std::move(held[i])};
       for (std::uint32_t t = 0; t < wants[i].tokens; ++t)
         append(s, s.content.size() < s.prompt.size() ? s.prompt[s.content.size()] : token());
       row.values = s.values;
@@ -393,7 +415,7 @@ class random_driver {
         REQUIRE(batch.kv_lengths[r] == f.rows[r].values.size());
         const auto row = batch.tables.row(r);
         const auto whole = *m_.table(f.rows[r].id, g);
-        REQUIRE(row.size() == (batch.kv_lengths[r] + size_of(g) - 1) / size_of(g));
+        REQUIRE(row.size() == blocks_for(g, batch.kv_lengths[r]));
         REQUIRE(std::equal(row.begin(), row.end(), whole.begin()));
         REQUIRE(std::equal(row.begin(), row.end(), padded.row(r).begin()));
         for (std::uint32_t t = 0; t < f.rows[r].tokens; ++t) {
@@ -406,6 +428,32 @@ class random_driver {
       std::sort(slots.begin(), slots.end());
       REQUIRE(std::adjacent_find(slots.begin(), slots.end()) == slots.end());
       for (const auto slot : slots) REQUIRE(m_.ref_count(static_cast<kvcache::block_id>(slot / size_of(g))) == 1);
+      for (std::uint32_t r = 0; r < batch.rows(); ++r) check_unread(f, g, r);
+    }
+  }
+
+  // A row writes over nothing that a step in flight reads for another sequence, or copies. Where the sequence is in
+  // that step too, its own writes there come after the copies already.
+  void check_unread(const flight& f, std::uint32_t g, std::uint32_t r) const {
+    const flight_row& row = f.rows[r];
+    const auto table = f.step.batch(g).tables.row(r);
+    const auto check_read = [&](kvcache::block_id block, std::size_t tokens) {
+      for (std::size_t p = row.start; p < row.values.size(); p += size_of(g) - p % size_of(g))
+        REQUIRE((table[p / size_of(g)] != block || p % size_of(g) >= tokens));
+    };
+    for (const flight& other : flights_) {
+      const bool in_it = std::any_of(other.rows.begin(), other.rows.end(), [&](auto& o) { return o.id == row.id; });
+      for (const auto& c : other.step.copies())
+        if (c.layer_group == g && !in_it) check_read(c.source, c.tokens);
+      const kvcache::batch_view batch = other.step.batch(g);
+      for (std::uint32_t o = 0; o < other.rows.size(); ++o) {
+        if (other.rows[o].id == row.id) continue;
+        std::size_t tokens = batch.kv_lengths[o];
+        for (const kvcache::block_id block : batch.tables.row(o)) {
+          check_read(block, tokens);
+          tokens -= std::min<std::size_t>(tokens, size_of(g));
+        }
+      }
     }
   }
 
@@ -444,7 +492,11 @@ class random_driver {
       s->settled = true;
       s->accepted = f.rows[r].start + count;
       --s->open_steps;
-      if (count < f.rows[r].tokens) cut(*s, s->accepted);
+      if (count == f.rows[r].tokens) continue;
+      cut(*s, s->accepted);
+      // What the step took beyond is given back.
+      for (std::uint32_t g = 0; g < group_count(); ++g)
+        REQUIRE(m_.table(s->id, g)->size() <= std::max(f.rows[r].held[g], blocks_for(g, s->accepted)));
     }
   }
 
@@ -693,7 +745,7 @@ class random_driver {
 
   random_load load_;
   Manager m_;
-  std::uint64_t random_;
+  Choices choices_;
   std::vector<std::vector<std::uint64_t>> cells_;
   std::vector<key> keys_;
   std::array<std::vector<std::int32_t>, 5> prompts_;
