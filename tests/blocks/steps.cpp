@@ -590,3 +590,22 @@ TEST_CASE("Steps: a handle that was retired is empty and may outlive the manager
   m.reset();
   CHECK_FALSE(step.open());  // under AddressSanitizer a look at the manager's memory would end the test
 }
+
+TEST_CASE("Steps: begun and dropped, nobody has written over what another sequence still has") {
+  const bool longer_first = GENERATE(false, true);
+  CAPTURE(longer_first);
+  manager m({.blocks = 8, .block_size = 8});
+  const text content = words(1, 7);
+  const auto a = m.open({.content = content})->sequence;
+  compute(m, a, 7);
+  const auto b = m.fork(a, 3).value();
+  const std::array wants{want{longer_first ? a : b, 1}, want{longer_first ? b : a, 1}};
+  {
+    auto step = m.begin(wants);
+    REQUIRE(step.has_value());
+    // Of the block that both had, tokens 0 to 6 are the longer one's: only it may write there, after them.
+    for (const auto slot : step->batch().slots) CHECK((slot / 8 != 1 || slot % 8 == 7));
+  }
+  CHECK(table(m, a) == ids{1});
+  CHECK(table(m, b) == ids{1});
+}

@@ -287,7 +287,7 @@ class block_keeper {
   void forget(block_id block) noexcept {
     block_id parent = null_block;
     if (pool.state(block) == block_state::evictable) {
-      policy_.erase(block);
+      erase_evicted(block);
       unkeyed_.push_back(block);
     } else {
       parent = index.deactivate(block);

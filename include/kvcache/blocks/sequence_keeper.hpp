@@ -324,8 +324,9 @@ class sequence_keeper {
   /// Entries that a group's table shall have when a request is opened, after a search for its content.
   [[nodiscard]] std::uint64_t blocks_to_hold(const open_request& request, std::uint32_t group) const noexcept {
     std::uint64_t tokens = request.reserve;
-    const std::uint64_t first_step = std::uint64_t{found_.tokens()} + request.chunk;
-    if (groups().windowed(group) && request.chunk != 0 && first_step < tokens) tokens = first_step;
+    const std::uint64_t reused = found_.tokens();
+    if (groups().windowed(group) && request.chunk != 0 && tokens > reused && request.chunk < tokens - reused)
+      tokens = reused + request.chunk;
     // One more for the copy of a tail that is another's.
     const bool spare = found_.source() != no_content && tokens > found_.tokens();
     return groups().blocks_for(group, tokens) + spare;

@@ -140,6 +140,7 @@ class step_keeper final : public step_owner {
   struct tail_mark {
     std::uint32_t copies = 0;
     bool copier_in_flight = false;
+    std::uint32_t needed = 0;  // tokens of it that the copies take
   };
 
   [[nodiscard]] const layer_groups& groups() const noexcept { return blocks_.groups; }
@@ -154,9 +155,11 @@ class step_keeper final : public step_owner {
   /// Whether a sequence may write into its tail block, which holds other content than it will: it is the only holder,
   /// no step in flight of others may touch it, and where it is cached, forgetting it and its successors sets no block
   /// free that is held for them.
-  [[nodiscard]] bool writes_in_place(block_id tail) const noexcept {
+  [[nodiscard]] bool writes_in_place(block_id tail, std::uint32_t filled) const noexcept {
     const prefix_index& index = blocks_.index;
     if (blocks_.pool.ref_count(tail) - marks_[tail].copies != 1 || marks_[tail].copier_in_flight) return false;
+    // A step that is dropped gives the block back to those who copied from it, so what they have in it stays.
+    if (filled < marks_[tail].needed) return false;
     if (blocks_.steps.in_flight(blocks_.uses[tail].newest())) return false;
     if (!index.contains(tail)) return true;
     const block_id parent = index.parent(tail);
@@ -197,10 +200,12 @@ class step_keeper final : public step_owner {
         if (blocks > held) needed += blocks - held;
         if (s->owns_tail || w.tokens == 0 || groups().offset_in_block(g, s->begun) == 0) continue;
         const block_id tail = tail_of(*s, g);
-        if (!writes_in_place(tail)) {
+        const std::uint32_t filled = groups().offset_in_block(g, s->begun);
+        if (!writes_in_place(tail, filled)) {
           *action = s->borrowed && held > blocks ? tail_action::copy_to_spare : tail_action::copy;
           needed += *action == tail_action::copy;
           ++marks_[tail].copies;
+          if (filled > marks_[tail].needed) marks_[tail].needed = filled;
           if (steps.in_flight(s->last_step)) marks_[tail].copier_in_flight = true;
           marked_.push_back(tail);
         } else if (s->borrowed) {

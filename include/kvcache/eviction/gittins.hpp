@@ -79,6 +79,7 @@ class gittins {
         const group& g = groups_[records_[r].group];
         waited = g.bin;
         statistics_.hit(g.kind, g.bin);
+        records_.refresh(r);  // it may follow one that was forgotten, and must not be the next to go
         records_[r].parent = parent;
       }
       touch(r, i < shared, i + last >= size, waited, column);
