@@ -21,16 +21,19 @@ void check(benchmark::State& state, bool good) {
 
 void pool_sizes(benchmark::internal::Benchmark* b) { b->ArgName("pool")->Arg(4'096)->Arg(1'048'576); }
 
+/// The life of a sequence after it was opened: one step for all of its content, commit, close.
+bool compute(manager& m, kvcache::sequence_id sequence, const units& content) {
+  const kvcache::want w{sequence, static_cast<std::uint32_t>(content.size())};
+  auto step = m.begin({&w, 1});
+  return step && step->accept() && m.commit(sequence, content) && m.retire(*step) && m.close(sequence);
+}
+
 /// Puts content of its own into every block of the pool.
 bool fill(manager& m, units& content) {
   for (std::uint32_t used = 0; used < m.capacity(); used += request_blocks) {
     ++content[0];
     const auto opened = m.open({.content = content, .reserve = content.size()});
-    const kvcache::want w{opened->sequence, static_cast<std::uint32_t>(content.size())};
-    auto step = m.begin({&w, 1});
-    if (!(step && step->accept() && m.commit(opened->sequence, content) && m.retire(*step) &&
-          m.close(opened->sequence)))
-      return false;
+    if (!compute(m, opened->sequence, content)) return false;
   }
   return m.counts().evictable == m.capacity();
 }
@@ -50,11 +53,7 @@ void keyed_with_eviction(benchmark::State& state) {
   for (auto _ : state) {
     ++content[0];
     const auto opened = m.open({.content = content, .reserve = content.size()});
-    const kvcache::want w{opened->sequence, static_cast<std::uint32_t>(content.size())};
-    auto step = m.begin({&w, 1});
-    const bool good =
-        step && step->accept() && m.commit(opened->sequence, content) && m.retire(*step) && m.close(opened->sequence);
-    if (!good) return check(state, false);
+    if (!compute(m, opened->sequence, content)) return check(state, false);
   }
   const auto blocks = state.iterations() * request_blocks;
   check(state, m.statistics().evicted_blocks - before == static_cast<std::uint64_t>(blocks));
@@ -90,11 +89,7 @@ void admission(benchmark::State& state) {
     ++content[0];
     const auto opened = m.open({.content = content, .reserve = content.size()});
     state.PauseTiming();
-    const kvcache::want w{opened->sequence, static_cast<std::uint32_t>(content.size())};
-    auto step = m.begin({&w, 1});
-    const bool good =
-        step && step->accept() && m.commit(opened->sequence, content) && m.retire(*step) && m.close(opened->sequence);
-    if (!good) return check(state, false);
+    if (!compute(m, opened->sequence, content)) return check(state, false);
     state.ResumeTiming();
   }
   check(state,

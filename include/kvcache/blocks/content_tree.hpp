@@ -79,11 +79,7 @@ class content_tree {
     return contents_.get(id, size);
   }
 
-  /// The node of `content` after `parent`, or no_content. O(content).
-  [[nodiscard]] content_id find(content_id parent, std::uint32_t chain, content_view content) const noexcept {
-    return find(parent, chain, chain_fingerprint(before(parent, chain), content), content);
-  }
-  /// The same, made where it is not there, with one user more. O(content).
+  /// The node of `content` after `parent`, made where it is not there, with one user more. O(content).
   content_id obtain(content_id parent, std::uint32_t chain, content_view content) noexcept {
     return obtain(parent, chain, content, chain_fingerprint(before(parent, chain), content));
   }
