@@ -55,6 +55,7 @@ class scheduler {
       : manager_(manager),
         options_(checked(options)),
         stride_(stride_of(manager)),
+        commit_unit_(commit_unit_of(manager, stride_)),
         queues_(requests_),
         producers_(requests_, stride_, manager.partial_reuse(), any_windowed(manager), options.hash_bits) {
     if (options_.watermark == scheduler_options::automatic) options_.watermark = manager.capacity() / 100;
@@ -254,11 +255,22 @@ class scheduler {
     std::uint64_t stride = 1;
     for (std::uint32_t g = 0; g < manager.layer_group_count(); ++g) {
       const std::uint64_t size = manager.block_size(g);
-      std::uint64_t a = stride, b = size;
-      while (b != 0) a = std::exchange(b, a % b);
-      stride = stride / a > max_length / size ? max_length + 1 : stride / a * size;
+      const std::uint64_t part = stride / common_divisor(stride, size);
+      stride = part > max_length / size ? max_length + 1 : part * size;
     }
     return stride;
+  }
+  /// Tokens are committed in multiples of it. With less than the stride nothing more can be found; but windows give back
+  /// only blocks that are committed, so where there are windows, each of their blocks is as soon as it is full.
+  static std::uint64_t commit_unit_of(const Manager& manager, std::uint64_t stride) noexcept {
+    std::uint64_t unit = stride;
+    for (std::uint32_t g = 0; g < manager.layer_group_count(); ++g)
+      if (manager.windowed(g)) unit = common_divisor(unit, manager.block_size(g));
+    return unit;
+  }
+  static std::uint64_t common_divisor(std::uint64_t a, std::uint64_t b) noexcept {
+    while (b != 0) a = std::exchange(b, a % b);
+    return a;
   }
   [[nodiscard]] std::uint64_t seed(const record& r) const noexcept { return key_sets_.hash(r.key_set); }
 
@@ -408,7 +420,7 @@ class scheduler {
     r.sequence = opened->sequence;
     r.begun = r.computed = r.committed = r.reused_now = opened->reused_tokens;
     r.target = r.known();
-    r.next_commit = block_end(r.committed);
+    r.next_commit = end_after(r.committed, commit_unit_);
     r.running = true;
     if (!r.admitted) {
       r.admitted = true;
@@ -427,13 +439,14 @@ class scheduler {
   /// the head of a block that holds just what it is about to compute, that block.
   [[nodiscard]] std::uint32_t already_there(const record& r) const noexcept {
     if (r.committed % stride_ == 0) return r.committed;
-    const std::uint32_t end = block_end(r.committed);
+    const std::uint32_t end = end_after(r.committed, stride_);
     return end <= r.known() && manager_.probe(content_view(r.content).sub(0, end), r.keys).tokens == end ? end
                                                                                                          : r.committed;
   }
 
-  [[nodiscard]] std::uint32_t block_end(std::uint32_t tokens) const noexcept {
-    const std::uint64_t end = (tokens / stride_ + 1) * stride_;
+  /// The first multiple of `unit` that is more than `tokens`.
+  [[nodiscard]] static std::uint32_t end_after(std::uint32_t tokens, std::uint64_t unit) noexcept {
+    const std::uint64_t end = (tokens / unit + 1) * unit;
     return end > max_length ? static_cast<std::uint32_t>(max_length) : static_cast<std::uint32_t>(end);
   }
 
@@ -568,14 +581,14 @@ class scheduler {
     return true;
   }
 
-  /// Commits whole blocks only: nothing less can be found, and a call for each token would cost more than the rest.
+  /// A call for each token would cost more than the rest.
   KVCACHE_NOINLINE void commit(record& r) noexcept {
-    const auto whole = static_cast<std::uint32_t>(r.computed / stride_ * stride_);
+    const auto whole = static_cast<std::uint32_t>(r.computed / commit_unit_ * commit_unit_);
     const auto done = manager_.commit(r.sequence, content_view(r.content).sub(r.committed, whole - r.committed));
     KVCACHE_ASSERT(done.has_value(), "a sequence of the scheduler was changed behind its back");
     static_cast<void>(done);
     r.committed = whole;
-    r.next_commit = block_end(whole);
+    r.next_commit = end_after(whole, commit_unit_);
     if (r.producing != 0) release_claims(r, whole);
   }
 
@@ -651,6 +664,7 @@ class scheduler {
   Manager& manager_;
   scheduler_options options_;
   std::uint64_t stride_;
+  std::uint64_t commit_unit_;
   requests requests_;
   detail::key_sets key_sets_;
   queues queues_;
