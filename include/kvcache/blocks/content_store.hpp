@@ -40,12 +40,15 @@ class content_store {
     for (std::size_t i = 0; i < content.size(); ++i) to[i] = content[i];
   }
   /// A hint that the content is read or written soon.
-  void prefetch(content_id id) const noexcept {
+  KVCACHE_ALWAYS_INLINE void prefetch(content_id id) const noexcept {
     const std::size_t at = id >> chunk_bits_;
     if (at >= chunks_.size() || chunks_[at].empty()) return;
     const content_unit* const from = chunks_[at].data() + offset(id);
-    const std::size_t units = block_size_ < prefetched_units ? block_size_ : prefetched_units;
-    for (std::size_t i = 0; i < units; i += units_per_line) KVCACHE_PREFETCH(from + i);
+    // After a few lines the processor goes on by itself.
+    KVCACHE_PREFETCH(from);
+    if (block_size_ > units_per_line) KVCACHE_PREFETCH(from + units_per_line);
+    if (block_size_ > 2 * units_per_line) KVCACHE_PREFETCH(from + 2 * units_per_line);
+    if (block_size_ > 3 * units_per_line) KVCACHE_PREFETCH(from + 3 * units_per_line);
   }
   /// The first `size` units of the content. Precondition: it was put.
   [[nodiscard]] std::span<const content_unit> get(content_id id, std::uint32_t size) const noexcept {
@@ -60,7 +63,6 @@ class content_store {
     return bits;
   }
   static constexpr std::size_t units_per_line = 64 / sizeof(content_unit);
-  static constexpr std::size_t prefetched_units = 4 * units_per_line;  // the processor goes on by itself
 
   [[nodiscard]] std::size_t offset(content_id id) const noexcept {
     return std::size_t{id & ((1u << chunk_bits_) - 1)} * block_size_;

@@ -114,8 +114,10 @@ class content_tree {
     }
   }
   // Hints that a node's members are read soon, and then that it goes.
-  void prefetch(content_id id) const noexcept { KVCACHE_PREFETCH(&nodes_[id]); }
-  void expect_end(content_id id) const noexcept { table_.prefetch(narrowed(nodes_[id].fingerprint)); }
+  KVCACHE_ALWAYS_INLINE void prefetch(content_id id) const noexcept { KVCACHE_PREFETCH(&nodes_[id]); }
+  KVCACHE_ALWAYS_INLINE void expect_end(content_id id) const noexcept {
+    table_.prefetch(narrowed(nodes_[id].fingerprint));
+  }
 
   void add_user(content_id id) noexcept { ++nodes_[id].users; }
   [[nodiscard]] bool last_user(content_id id) const noexcept { return nodes_[id].users == 1; }
@@ -136,20 +138,22 @@ class content_tree {
   }
 
   /// Appends to `out` the nodes after `root` that `content` begins with, at most `limit` and only as long as
-  /// `wanted(id)` says so. O(content). In three passes over a few nodes at a time, each of which asks for the memory
+  /// `wanted(id)` says so. O(content). In three passes over some nodes at a time, each of which asks for the memory
   /// that the next one reads.
   template <class Wanted>
   void follow(content_id root, std::uint32_t chain, content_view content, std::uint64_t limit,
               std::vector<content_id>& out, Wanted&& wanted) const noexcept {
-    constexpr std::size_t most = 16;
+    constexpr std::size_t most = 64;
+    std::size_t next = 16;  // first, since often nothing is there
     std::uint64_t fingerprints[most];
     content_id candidates[most];
     content_id at = root;
     std::uint64_t fingerprint = before(root, chain);
     const std::uint32_t size = groups_->chain_block_size(chain);
     const auto part = [&](std::size_t i) { return content.sub(i * size, size); };
-    for (std::size_t first = 0; first < limit; first += most) {
-      const std::size_t count = limit - first < most ? static_cast<std::size_t>(limit - first) : most;
+    for (std::size_t first = 0, count = 0; first < limit; first += count) {
+      count = limit - first < next ? static_cast<std::size_t>(limit - first) : next;
+      next = most;
       for (std::size_t i = 0; i < count; ++i) {
         fingerprint = chain_fingerprint(fingerprint, part(first + i));
         fingerprints[i] = fingerprint;

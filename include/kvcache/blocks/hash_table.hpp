@@ -25,7 +25,7 @@ class hash_table {
     return no_content;
   }
   /// A hint that a search for `hash` starts soon.
-  void prefetch(std::uint32_t hash) const noexcept { KVCACHE_PREFETCH(&slots_[hash & mask()]); }
+  KVCACHE_ALWAYS_INLINE void prefetch(std::uint32_t hash) const noexcept { KVCACHE_PREFETCH(&slots_[hash & mask()]); }
   void insert(std::uint32_t hash, content_id id) noexcept {
     if (2 * (used_ + 1) > slots_.size()) grow();
     ++used_;

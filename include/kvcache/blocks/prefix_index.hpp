@@ -95,13 +95,14 @@ class prefix_index {
 
   /// A hint that the block is erased soon, and the blocks before it one after another: what is evicted is mostly a
   /// chain from its end. Each call reads what the one before has asked for.
-  void expect_end(block_id block) const noexcept {
+  KVCACHE_ALWAYS_INLINE void expect_end(block_id block) const noexcept {
     const block_id next = entries_[block].parent;
     const block_id second = entries_[next].parent;
     const block_id third = entries_[second].parent;
-    if (next != null_block) tree_.expect_end(entries_[next].content);
-    if (second != null_block) tree_.prefetch(entries_[second].content);
-    KVCACHE_PREFETCH(&entries_[third]);
+    const block_id fourth = entries_[third].parent;
+    if (second != null_block) tree_.expect_end(entries_[second].content);
+    if (third != null_block) tree_.prefetch(entries_[third].content);
+    KVCACHE_PREFETCH(&entries_[fourth]);
   }
 
   /// Someone holds the block again.
