@@ -187,8 +187,9 @@ class cache : public detail::cache_calls<typename Policies::eviction> {
   }
   /// Bytes of one block, whatever group it is of.
   [[nodiscard]] std::uint64_t bytes_per_block() const noexcept { return block_bytes_; }
-  /// Bytes of a block that group `layer_group` leaves unused.
+  /// Bytes of a block that group `layer_group` leaves unused. Precondition: layer_group < group_count.
   [[nodiscard]] std::uint64_t padding(std::uint32_t layer_group) const {
+    KVCACHE_ASSERT(layer_group < group_count, "no such layer group");
     std::uint64_t unused = 0;
     at(layer_group, [&](const auto& bytes) { unused = block_bytes_ - bytes.bytes_per_block(); });
     return unused;

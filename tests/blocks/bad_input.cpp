@@ -20,6 +20,10 @@ TEST_CASE("A pool that cannot be is refused by name of the value") {
   const std::array groups{layer_group{16}, layer_group{0}};
   CHECK_THROWS_WITH(manager({.blocks = 10, .layer_groups = groups}), contains_text("layer group 1"));
   CHECK_THROWS_WITH(manager({.blocks = 10, .hash_bits = 65}), contains_text("65 hash bits, at most 64"));
+  CHECK_THROWS_WITH(manager({.blocks = 10, .unit_tokens = 0}), contains_text("0 tokens a unit, from 1 to 268435455"));
+  CHECK_THROWS_WITH(manager({.blocks = 10, .unit_tokens = 1u << 28}), contains_text("268435456 tokens a unit"));
+  CHECK_THROWS_WITH(manager({.blocks = 10, .events = std::size_t{1} << 60}),
+                    contains_text("1152921504606846976 events to keep, at most 1073741824"));
 }
 #endif
 

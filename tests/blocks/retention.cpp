@@ -274,3 +274,19 @@ TEST_CASE("Retention: a pin holds what is cached until it is closed or its time 
   prompt(m, words(5, 6 * size));
   CHECK(m.probe(content).tokens == 0);
 }
+
+TEST_CASE("Retention: what a request says does not reach the block whose head it borrows") {
+  kvcache::block_manager<listener> m({.blocks = 8, .block_size = 4, .partial_reuse = true});
+  const auto a = retained(m, words(1, 8), {{.priority = 10}});
+  const ids of_a = table(m, a);
+  m.close(a).value();
+  const text other = head(words(1, 8), 6) + words(2, 2);
+  const auto b = m.open({.content = other, .reserve = 8, .retention = ranges{{.priority = 90}}});
+  REQUIRE(b.has_value());
+  REQUIRE(b->reused_tokens == 6);
+  CHECK(listener::levels[of_a[0]] == 90);
+  CHECK(listener::levels[of_a[1]] == 10);
+  extend(m, b->sequence, words(2, 2));
+  CHECK(listener::levels[table(m, b->sequence)[1]] == 90);
+  CHECK(listener::levels[of_a[1]] == 10);
+}

@@ -320,3 +320,21 @@ TEST_CASE("V8 nothing is left of a sequence whose window holds none of its block
   CHECK(m.counts().free == 4);
   CHECK_FALSE(m.cached(1));
 }
+
+TEST_CASE("Where a query sees its own token only, any prefix is there, whatever its keys") {
+  const std::array groups{layer_group{2, 1}};
+  const manager m({.blocks = 4, .layer_groups = groups});
+  const std::array unused{kvcache::extra_key{kvcache::key_kind::salt, "nobody's"}};
+  CHECK(m.probe(words(1, 6)).tokens == 6);
+  CHECK(m.probe(words(1, 6), unused).tokens == 6);
+}
+
+TEST_CASE("Tokens that a window has left behind have no slots") {
+  const std::array groups{layer_group{2, 4}};
+  manager m({.blocks = 8, .layer_groups = groups});
+  const auto s = prompt(m, words(1, 7)).sequence;
+  REQUIRE(table(m, s) == ids{0, 0, 3, 4});
+  std::vector<kvcache::slot_id> slots(6);
+  REQUIRE(m.slots(s, 1, slots).has_value());
+  CHECK(slots == std::vector<kvcache::slot_id>{kvcache::no_slot, kvcache::no_slot, kvcache::no_slot, 6, 7, 8});
+}

@@ -34,10 +34,10 @@ class block_keeper {
         steps(groups),
         uses(std::size_t{options.blocks} + 1),
         partial_reuse(checked_partial_reuse(options, groups)),
-        unit_tokens_(options.unit_tokens),
+        unit_tokens_(checked_unit_tokens(options, groups)),
         policy_(options.blocks),
         lives_(options.blocks),
-        events_(options.events),
+        events_(checked_events(options)),
         places_(std::size_t{options.blocks} + 1) {}
   // The queue of steps keeps the address of the groups.
   block_keeper(const block_keeper&) = delete;
@@ -207,6 +207,21 @@ class block_keeper {
       raise<invalid_argument>("block manager: partial reuse over " + std::to_string(groups.chains()) +
                               " block sizes, 1 possible; give all layer groups one block size or turn it off");
     return options.partial_reuse;
+  }
+
+  static std::uint32_t checked_unit_tokens(const block_manager_options& options, const layer_groups& groups) {
+    const std::uint64_t most = max_length / groups.largest();
+    if (options.unit_tokens == 0 || options.unit_tokens > most)
+      raise<invalid_argument>("block manager: " + std::to_string(options.unit_tokens) + " tokens a unit, from 1 to " +
+                              std::to_string(most) + " possible; leave the default unless a unit is a run of tokens");
+    return options.unit_tokens;
+  }
+  static std::size_t checked_events(const block_manager_options& options) {
+    constexpr std::size_t most = std::size_t{1} << 30;
+    if (options.events > most)
+      raise<invalid_argument>("block manager: " + std::to_string(options.events) + " events to keep, at most " +
+                              std::to_string(most) + " possible; keep what consumers fall behind by");
+    return options.events;
   }
 
   void drop_key(block_id block) noexcept {

@@ -58,15 +58,15 @@ class block_manager {
   /// committed.
   /// empty_content: no content. exceeds_pool: content or reserve never fits. out_of_blocks: not now. bad_range,
   /// unsupported: as retain.
-  /// O(content + blocks + keys).
+  /// O(content + blocks + keys^2).
   result<opened> open(const open_request& request) noexcept { return sequences_.open(request, statistics_); }
 
   /// What `open` would do now; open succeeds exactly where fits() says so and the content is not empty. Changes and
-  /// touches nothing. O(content + blocks + keys).
+  /// touches nothing. O(content + blocks + keys^2).
   [[nodiscard]] admission predict(const open_request& request) const noexcept { return sequences_.predict(request); }
 
   /// Tokens of the longest cached prefix of `content`, its last token not excepted. Changes and touches nothing.
-  /// O(content).
+  /// O(content + keys^2).
   [[nodiscard]] prefix_match probe(content_view content, std::span<const extra_key> keys = {}) const noexcept {
     return sequences_.probe(content, keys);
   }
@@ -74,7 +74,8 @@ class block_manager {
   /// A new sequence that shares the first `tokens` tokens of `sequence`. A block that both hold is copied when one
   /// of them writes into it.
   /// stale_id. beyond_length. step_order: the sequence is in a step that is not accepted yet. behind_window: a window
-  /// has given up blocks that the next query would see, and they are not cached any more. O(blocks shared).
+  /// has given up blocks that the next query would see, and they are not cached any more. O(blocks shared); where those
+  /// are not cached any more, O(blocks of the sequence).
   result<sequence_id> fork(sequence_id sequence, std::uint32_t tokens = all_tokens) noexcept {
     const auto all = length(sequence);
     if (!all) return all.error();
@@ -105,8 +106,8 @@ class block_manager {
   // Retention ---------------------------------------------------------------------------------------------------
 
   /// The caller's time; its unit is the caller's, and an earlier time than before changes nothing. Priorities, pins and
-  /// times to live that end by then do: what has not been used for its time to live is free. O(1), and O(log n) for
-  /// each that ends.
+  /// times to live that end by then do: what has not been used for its time to live is free. O(1), O(log n) for each
+  /// that ends, and O(blocks) of the pins.
   void advance(std::uint64_t now) noexcept {
     if (!blocks_.set_time(now)) return;
     sequences_.close_expired_pins(now);
@@ -126,7 +127,8 @@ class block_manager {
   }
 
   /// Holds the longest cached prefix of `content` in whole blocks, whatever is evicted, until the time `expires` or
-  /// until the sequence is closed. It counts as a sequence, of which others can be forked, and no request. O(content).
+  /// until the sequence is closed. It counts as a sequence, of which others can be forked, and no request.
+  /// O(content + keys^2).
   pinned pin(content_view content, std::span<const extra_key> keys = {}, std::uint64_t expires = never) noexcept {
     return sequences_.pin(content, keys, expires);
   }
@@ -199,7 +201,8 @@ class block_manager {
     if (s == nullptr) return sequences_.stale(sequence);
     return std::span<const block_id>(s->held[layer_group].table);
   }
-  /// Writes the slots of tokens [first, first + out.size()). stale_id. beyond_length: no block is there for them.
+  /// Writes the slots of tokens [first, first + out.size()), no_slot for those that a window has left behind.
+  /// stale_id. beyond_length: no block is there for them.
   /// O(out.size()).
   result<void> slots(sequence_id sequence, std::uint32_t first, std::span<slot_id> out,
                      std::uint32_t layer_group = 0) const noexcept {

@@ -12,16 +12,17 @@
 
 namespace kvcache {
 
-/// The slots of tokens [first, first + out.size()) of a sequence whose blocks are `table`. Precondition: the table
-/// covers them. O(out).
+/// The slots of tokens [first, first + out.size()) of a sequence whose blocks are `table`; no_slot for those that a
+/// window has left behind. Precondition: the table covers them. O(out).
 inline void map_slots(std::span<const block_id> table, std::uint32_t block_size, std::uint32_t first,
                       std::span<slot_id> out) noexcept {
   std::size_t done = 0;
   std::size_t i = first / block_size;
   std::uint32_t offset = first % block_size;
   while (done < out.size()) {
-    slot_id slot = make_slot(table[i++], offset, block_size);
-    for (; offset < block_size && done < out.size(); ++offset) out[done++] = slot++;
+    const block_id block = table[i++];
+    slot_id slot = make_slot(block, offset, block_size);
+    for (; offset < block_size && done < out.size(); ++offset, ++slot) out[done++] = block != null_block ? slot : no_slot;
     offset = 0;
   }
 }

@@ -25,13 +25,13 @@ class prefix_search {
   void run(content_id root, content_view content, std::uint64_t limit, bool partial) noexcept {
     root_ = root;
     source_ = no_content;
-    whole_ = root == no_content ? 0 : limit - limit % groups_.stride();
+    whole_ = limit - limit % groups_.stride();
     for (std::uint32_t c = 0; c < groups_.chains(); ++c) {
       nodes_[c].clear();
       const std::uint32_t size = groups_.chain_block_size(c);
-      if (whole_ == 0) continue;
-      index_.tree().follow(root, c, content, whole_ / size, nodes_[c],
-                           [&](content_id id) { return in_full_groups(id, c); });
+      if (root != no_content)
+        index_.tree().follow(root, c, content, whole_ / size, nodes_[c],
+                             [&](content_id id) { return in_full_groups(id, c); });
       if (has_full_group(c)) shorten(std::uint64_t{nodes_[c].size()} * size);
     }
     // Every group that sees all has `whole_` tokens, and so any fewer. What one window cuts off, another may not end

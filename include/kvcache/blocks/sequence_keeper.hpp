@@ -7,6 +7,7 @@
 #include <kvcache/blocks/grow.hpp>
 #include <kvcache/blocks/prefix_search.hpp>
 #include <kvcache/blocks/requests.hpp>
+#include <kvcache/blocks/timed_pins.hpp>
 #include <kvcache/error.hpp>
 #include <kvcache/types.hpp>
 #include <kvcache/views.hpp>
@@ -145,6 +146,7 @@ class sequence_keeper {
     release_beyond(*s, s->last_step, [](std::uint32_t) { return std::uint64_t{0}; });
     for (const content_id head : s->heads) tree().drop_user(head);
     states_.remove(sequence.index);
+    pins_.remove(sequence.index);
     return {};
   }
 
@@ -209,26 +211,11 @@ class sequence_keeper {
     const std::uint32_t tokens = found_.tokens();
     const sequence_id id = states_.add();
     hold_found(*states_.find(id), keys, content);
-    if (expires != never) {
-      pins_.push_back({expires, id});
-      if (expires < next_expiry_) next_expiry_ = expires;
-    }
+    if (expires != never) pins_.add(id, expires);
     return {id, tokens};
   }
   void close_expired_pins(std::uint64_t now) noexcept {
-    if (now < next_expiry_) return;
-    next_expiry_ = never;
-    std::size_t kept = 0;
-    for (const timed_pin& p : pins_) {
-      if (find(p.sequence) == nullptr) continue;  // closed before its time
-      if (p.expires <= now) {
-        static_cast<void>(close(p.sequence));
-        continue;
-      }
-      if (p.expires < next_expiry_) next_expiry_ = p.expires;
-      pins_[kept++] = p;
-    }
-    pins_.resize(kept);
+    while (const sequence_id* over = pins_.due(now)) static_cast<void>(close(*over));
   }
 
   /// Gives back what has left the windows of a sequence and can be found by its content, and, committed or not, what
@@ -363,8 +350,13 @@ class sequence_keeper {
     return start;
   }
 
-  /// The content of a sequence's committed block i in a chain. O(blocks after it).
+  /// The content of a sequence's committed block i in a chain. O(groups); where that block is cached no longer,
+  /// O(blocks after it).
   [[nodiscard]] content_id content_at(const sequence_state& s, std::uint32_t chain, std::uint64_t i) const noexcept {
+    for (std::uint32_t g = 0; g < groups().size(); ++g) {
+      const std::vector<block_id>& table = s.held[g].table;
+      if (groups().chain(g) == chain && i < table.size() && index().contains(table[i])) return index().content(table[i]);
+    }
     content_id at = s.heads[chain];
     for (std::uint64_t j = s.committed / groups().chain_block_size(chain); j > i + 1; --j) at = tree().parent(at);
     return at;
@@ -396,9 +388,11 @@ class sequence_keeper {
       }
     }
     for (std::uint32_t c = 0; c < groups().chains(); ++c) {
-      content_id head = from.heads[c];
       const std::uint32_t block_size = groups().chain_block_size(c);
-      for (std::uint32_t j = from.committed / block_size; j > committed / block_size; --j) head = tree().parent(head);
+      const std::uint32_t blocks = committed / block_size;
+      content_id head = from.heads[c];
+      if (blocks < from.committed / block_size)
+        head = blocks == 0 ? tree().parent(content_at(from, c, 0)) : content_at(from, c, blocks - 1);
       tree().add_user(head);
       if (&from == &to) tree().drop_user(to.heads[c]);
       to.heads[c] = head;
@@ -498,9 +492,13 @@ class sequence_keeper {
     grow(s.retention, ranges.size());
     s.retention.assign(ranges.begin(), ranges.end());
     if (ranges.empty()) return;
-    for (std::uint32_t g = 0; g < groups().size(); ++g)
-      for (std::size_t i = s.held[g].first; i < s.held[g].table.size(); ++i)
+    for (std::uint32_t g = 0; g < groups().size(); ++g) {
+      // A borrowed tail is other content, of which the sequence will have a copy.
+      const std::size_t end =
+          s.borrowed ? static_cast<std::size_t>(groups().block_of(g, s.tail_start)) : s.held[g].table.size();
+      for (std::size_t i = s.held[g].first; i < end; ++i)
         if (index().contains(s.held[g].table[i])) retain(s, i * groups().block_size(g), s.held[g].table[i]);
+    }
   }
   /// Of a cached block that begins with a token.
   void retain(const sequence_state& s, std::uint64_t token, block_id block) noexcept {
@@ -509,10 +507,6 @@ class sequence_keeper {
 
   block_keeper<Eviction>& blocks_;
   sequence_table states_;
-  struct timed_pin {
-    std::uint64_t expires = never;
-    sequence_id sequence;
-  };
 
   /// Fingerprints of the blocks that a commit comes to next in a chain, and how many of them it has used.
   struct ahead {
@@ -522,8 +516,7 @@ class sequence_keeper {
 
   mutable prefix_search found_;
   std::vector<ahead> ahead_;  // per chain
-  std::vector<timed_pin> pins_;
-  std::uint64_t next_expiry_ = never;
+  timed_pins pins_;
 };
 
 }  // namespace kvcache::detail

@@ -10,12 +10,17 @@
 namespace kvcache::detail {
 
 /// A heap of blocks 1 to `highest` by key, the least on top, that finds a block by its id: four below each, since at a
-/// million blocks a level costs a cache miss. O(log n), no allocation after the constructor; an entry and 4 bytes a
+/// million blocks a level costs a cache miss. O(log n), no allocation but for `reach`; an entry and 4 bytes a
 /// block. Keys that are all different make the order unique.
 template <class Key>
 class block_heap {
  public:
-  explicit block_heap(block_id highest) : entries_(std::size_t{highest} + 1), places_(std::size_t{highest} + 1) {}
+  explicit block_heap(block_id highest = 0) { reach(highest); }
+  /// Makes room for ids up to `highest`. O(highest).
+  void reach(block_id highest) {
+    entries_.resize(std::size_t{highest} + 1);
+    places_.resize(std::size_t{highest} + 1);
+  }
 
   /// Precondition: not in the heap.
   void insert(block_id block, const Key& key) noexcept { rise(++size_, {key, block}); }
