@@ -150,7 +150,7 @@ class scheduler {
     flight& f = *flights_.front();
     if (results.size() != f.rows.size()) return failure{errc::beyond_length, results.size(), f.rows.size()};
     bool whole = true;
-    counts_.clear();
+    counts_.resize(results.size());
     for (std::size_t i = 0; i < results.size(); ++i) {
       const plan_row& row = f.rows[i];
       const std::size_t size = results[i].tokens.size();
@@ -158,7 +158,7 @@ class scheduler {
       const bool possible = size <= most && (size != 0 || !row.samples || results[i].ends);
       if (!possible && requests_.lives(row.request)) return failure{errc::beyond_length, size, most};
       const std::size_t confirmed = size == 0 || !possible ? 0 : size - 1;
-      counts_.push_back(row.tokens - row.drafts + static_cast<std::uint32_t>(confirmed));
+      counts_[i] = row.tokens - row.drafts + static_cast<std::uint32_t>(confirmed);
       whole = whole && confirmed == row.drafts;
     }
     auto accepted = whole ? f.blocks.accept() : f.blocks.accept(counts_);
@@ -566,6 +566,8 @@ class scheduler {
     record& r = requests_[row.request.index];
     --r.rows;
     for (std::size_t t = 0; t < result.tokens.size(); ++t) r.content.push_back(result.tokens[t]);
+    // So that the line that follows is there when a token begins it.
+    KVCACHE_PREFETCH(r.content.data() + r.content.size() + 64 / sizeof(content_unit));
     if (r.sequence == row.sequence) {  // not preempted meanwhile
       r.computed = row.first + accepted;
       if (r.verifying) {
@@ -684,7 +686,7 @@ class scheduler {
   std::vector<index> prefills_;
   std::vector<want> wants_;
   std::vector<std::uint32_t> order_;
-  std::vector<std::uint32_t> counts_;
+  std::vector<std::uint32_t> counts_;  // of a step that finishes
   std::uint32_t prompt_tokens_ = 0;  // that may still be added
   std::uint64_t promised_ = 0;       // blocks for the rows planned before the first look at a waiting request
   bool drafts_planned_ = false;
