@@ -38,7 +38,8 @@ namespace kvcache {
 /// A fingerprint is a hash of a block's content, all content before it and the extra keys. It outlives the block, so a
 /// policy can remember what it has evicted.
 template <class E>
-concept eviction_policy = std::is_nothrow_move_constructible_v<E> && std::constructible_from<E, block_id> &&
+concept eviction_policy = requires { sizeof(E); } &&  // a policy whose header is missing is declared only
+                          std::is_nothrow_move_constructible_v<E> && std::constructible_from<E, block_id> &&
                           requires(E& policy, const E& constant, block_id block) {
                             { E::name } -> std::convertible_to<const char*>;
                             { policy.insert(block) } noexcept -> std::same_as<void>;

@@ -272,7 +272,7 @@ class block_manager {
       eviction_policy<Eviction>,
       "kvcache::block_manager<Eviction> needs an eviction policy: constructible from block_id, nothrow move "
       "constructible, static const char* name, void insert(block_id) noexcept, void erase(block_id) noexcept, "
-      "block_id victim() const noexcept");
+      "block_id victim() const noexcept; of the policies here, it needs the header, kvcache/eviction/*.hpp");
 };
 
 }  // namespace kvcache

@@ -22,7 +22,8 @@ inline void map_slots(std::span<const block_id> table, std::uint32_t block_size,
   while (done < out.size()) {
     const block_id block = table[i++];
     slot_id slot = make_slot(block, offset, block_size);
-    for (; offset < block_size && done < out.size(); ++offset, ++slot) out[done++] = block != null_block ? slot : no_slot;
+    for (; offset < block_size && done < out.size(); ++offset, ++slot)
+      out[done++] = block != null_block ? slot : no_slot;
     offset = 0;
   }
 }

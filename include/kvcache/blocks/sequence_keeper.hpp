@@ -355,7 +355,8 @@ class sequence_keeper {
   [[nodiscard]] content_id content_at(const sequence_state& s, std::uint32_t chain, std::uint64_t i) const noexcept {
     for (std::uint32_t g = 0; g < groups().size(); ++g) {
       const std::vector<block_id>& table = s.held[g].table;
-      if (groups().chain(g) == chain && i < table.size() && index().contains(table[i])) return index().content(table[i]);
+      if (groups().chain(g) == chain && i < table.size() && index().contains(table[i]))
+        return index().content(table[i]);
     }
     content_id at = s.heads[chain];
     for (std::uint64_t j = s.committed / groups().chain_block_size(chain); j > i + 1; --j) at = tree().parent(at);

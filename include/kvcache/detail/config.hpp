@@ -76,8 +76,8 @@
 #define KVCACHE_PAUSE() static_cast<void>(0)
 #endif
 
-/// A hint that memory is read soon. g++ takes a function or a loop of nothing but hints for one without effects and drops
-/// it: such functions are KVCACHE_ALWAYS_INLINE, such loops are written out.
+/// A hint that memory is read soon. g++ takes a function or a loop of nothing but hints for one without effects and
+/// drops it: such functions are KVCACHE_ALWAYS_INLINE, such loops are written out.
 #if defined(__GNUC__) || defined(__clang__)
 #define KVCACHE_PREFETCH(address) __builtin_prefetch(address, 0, 2)
 #else

@@ -260,8 +260,8 @@ class scheduler {
     }
     return stride;
   }
-  /// Tokens are committed in multiples of it. With less than the stride nothing more can be found; but windows give back
-  /// only blocks that are committed, so where there are windows, each of their blocks is as soon as it is full.
+  /// Tokens are committed in multiples of it. With less than the stride nothing more can be found; but windows give
+  /// back only blocks that are committed, so where there are windows, each of their blocks is as soon as it is full.
   static std::uint64_t commit_unit_of(const Manager& manager, std::uint64_t stride) noexcept {
     std::uint64_t unit = stride;
     for (std::uint32_t g = 0; g < manager.layer_group_count(); ++g)
@@ -687,8 +687,8 @@ class scheduler {
   std::vector<want> wants_;
   std::vector<std::uint32_t> order_;
   std::vector<std::uint32_t> counts_;  // of a step that finishes
-  std::uint32_t prompt_tokens_ = 0;  // that may still be added
-  std::uint64_t promised_ = 0;       // blocks for the rows planned before the first look at a waiting request
+  std::uint32_t prompt_tokens_ = 0;    // that may still be added
+  std::uint64_t promised_ = 0;         // blocks for the rows planned before the first look at a waiting request
   bool drafts_planned_ = false;
 };
 
