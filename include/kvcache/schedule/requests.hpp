@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <type_traits>
 
 namespace kvcache {
@@ -25,6 +26,23 @@ struct scheduler_options {
   std::uint32_t watermark = automatic;
   unsigned hash_bits = 64;  ///< bits of the content hash in use. Fewer force collisions: slower, never wrong
 };
+
+namespace detail {
+
+/// The same options. Raises invalid_argument where they can never work.
+inline const scheduler_options& checked(const scheduler_options& o) {
+  if (o.running == 0) raise<invalid_argument>("scheduler: 0 requests running at once, at least 1 needed; give a limit");
+  if (o.step_tokens < o.running)
+    raise<invalid_argument>("scheduler: " + std::to_string(o.step_tokens) + " tokens in a step, at least " +
+                            std::to_string(o.running) +
+                            " needed, one for each running request; raise step_tokens or lower running");
+  if (o.hash_bits > 64)
+    raise<invalid_argument>("scheduler: " + std::to_string(o.hash_bits) +
+                            " hash bits, at most 64 possible; leave the default unless collisions are wanted");
+  return o;
+}
+
+}  // namespace detail
 
 /// Names a request. The generation tells one that ended from a later one that took its place.
 struct request_id {

@@ -7,19 +7,19 @@
 #include <kvcache/blocks/step.hpp>
 #include <kvcache/error.hpp>
 #include <kvcache/fwd.hpp>
+#include <kvcache/schedule/flights.hpp>
 #include <kvcache/schedule/producers.hpp>
 #include <kvcache/schedule/request_table.hpp>
 #include <kvcache/schedule/requests.hpp>
 #include <kvcache/schedule/step_plan.hpp>
+#include <kvcache/schedule/strides.hpp>
 #include <kvcache/schedule/waiting_queues.hpp>
 #include <kvcache/types.hpp>
 #include <kvcache/views.hpp>
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <span>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -53,11 +53,10 @@ class scheduler {
   /// than 64.
   explicit scheduler(Manager& manager, const scheduler_options& options = {})
       : manager_(manager),
-        options_(checked(options)),
-        stride_(stride_of(manager)),
-        commit_unit_(commit_unit_of(manager, stride_)),
+        options_(detail::checked(options)),
+        strides_(detail::strides_of(manager)),
         queues_(requests_),
-        producers_(requests_, stride_, manager.partial_reuse(), any_windowed(manager), options.hash_bits) {
+        producers_(requests_, strides_.prefix, manager.partial_reuse(), strides_.windows, options.hash_bits) {
     if (options_.watermark == scheduler_options::automatic) options_.watermark = manager.capacity() / 100;
     if (options_.prefill_tokens == 0) options_.prefill_tokens = options_.step_tokens;
   }
@@ -144,10 +143,11 @@ class scheduler {
   /// or more or fewer tokens than a row can have. O(rows + tokens to commit + blocks given back).
   result<void> finish(const step_plan& plan, std::span<const row_result> results) noexcept {
     ended_.clear();
-    if (plan.number <= finished_ || plan.number > finished_ + flights_.size())
-      return failure{errc::stale_id, plan.number, finished_};
-    if (plan.number != finished_ + 1) return failure{errc::step_order, plan.number, finished_ + 1};
-    flight& f = *flights_.front();
+    const std::uint64_t finished = flights_.finished();
+    if (plan.number <= finished || plan.number > flights_.newest())
+      return failure{errc::stale_id, plan.number, finished};
+    if (plan.number != finished + 1) return failure{errc::step_order, plan.number, finished + 1};
+    detail::flight& f = flights_.oldest();
     if (results.size() != f.rows.size()) return failure{errc::beyond_length, results.size(), f.rows.size()};
     bool whole = true;
     counts_.resize(results.size());
@@ -170,9 +170,7 @@ class scheduler {
     statistics_.generated_tokens += generated;
     accepted = manager_.retire(f.blocks);
     KVCACHE_ASSERT(accepted.has_value(), "an accepted step is the oldest one");
-    ++finished_;
-    flights_.erase(flights_.begin());
-    unused_.push_back(&f);
+    flights_.finish_oldest();
     rows_.swap(f.rows);  // the next plan is made where this one lies in the processor's cache
     for (const ended_request& e : ended_) end(e);
     return accepted;
@@ -218,10 +216,6 @@ class scheduler {
   using queue = typename queues::queue;
   using claim_id = typename producers::claim;
 
-  struct flight {
-    step blocks;
-    std::vector<plan_row> rows;
-  };
   // Why the first waiting request was refused last, so that it is not looked at again until that may have changed.
   struct refusal {
     request_id request;
@@ -232,46 +226,6 @@ class scheduler {
   static constexpr queue waiting_queue = 0;  // the others are those of claims
   static constexpr std::uint64_t not_counted = ~std::uint64_t{0};
 
-  static bool any_windowed(const Manager& manager) noexcept {
-    bool any = false;
-    for (std::uint32_t g = 0; g < manager.layer_group_count(); ++g) any = any || manager.windowed(g);
-    return any;
-  }
-  static scheduler_options checked(const scheduler_options& o) {
-    if (o.running == 0)
-      detail::raise<invalid_argument>("scheduler: 0 requests running at once, at least 1 needed; give a limit");
-    if (o.step_tokens < o.running)
-      detail::raise<invalid_argument>("scheduler: " + std::to_string(o.step_tokens) + " tokens in a step, at least " +
-                                      std::to_string(o.running) +
-                                      " needed, one for each running request; raise step_tokens or lower running");
-    if (o.hash_bits > 64)
-      detail::raise<invalid_argument>(
-          "scheduler: " + std::to_string(o.hash_bits) +
-          " hash bits, at most 64 possible; leave the default unless collisions are wanted");
-    return o;
-  }
-  /// Cached prefixes are multiples of what all block sizes divide; more than any length is as good as any other.
-  static std::uint64_t stride_of(const Manager& manager) noexcept {
-    std::uint64_t stride = 1;
-    for (std::uint32_t g = 0; g < manager.layer_group_count(); ++g) {
-      const std::uint64_t size = manager.block_size(g);
-      const std::uint64_t part = stride / common_divisor(stride, size);
-      stride = part > max_length / size ? max_length + 1 : part * size;
-    }
-    return stride;
-  }
-  /// Tokens are committed in multiples of it. With less than the stride nothing more can be found; but windows give
-  /// back only blocks that are committed, so where there are windows, each of their blocks is as soon as it is full.
-  static std::uint64_t commit_unit_of(const Manager& manager, std::uint64_t stride) noexcept {
-    std::uint64_t unit = stride;
-    for (std::uint32_t g = 0; g < manager.layer_group_count(); ++g)
-      if (manager.windowed(g)) unit = common_divisor(unit, manager.block_size(g));
-    return unit;
-  }
-  static std::uint64_t common_divisor(std::uint64_t a, std::uint64_t b) noexcept {
-    while (b != 0) a = std::exchange(b, a % b);
-    return a;
-  }
   [[nodiscard]] std::uint64_t seed(const record& r) const noexcept { return key_sets_.hash(r.key_set); }
 
   // Planning ----------------------------------------------------------------------------------------------------
@@ -420,7 +374,7 @@ class scheduler {
     r.sequence = opened->sequence;
     r.begun = r.computed = r.committed = r.reused_now = opened->reused_tokens;
     r.target = r.known();
-    r.next_commit = end_after(r.committed, commit_unit_);
+    r.next_commit = detail::end_after(r.committed, strides_.commit);
     r.running = true;
     if (!r.admitted) {
       r.admitted = true;
@@ -438,16 +392,10 @@ class scheduler {
   /// Tokens of a request that was just admitted which nobody has to produce: those that it reuses and, where it reuses
   /// the head of a block that holds just what it is about to compute, that block.
   [[nodiscard]] std::uint32_t already_there(const record& r) const noexcept {
-    if (r.committed % stride_ == 0) return r.committed;
-    const std::uint32_t end = end_after(r.committed, stride_);
+    if (r.committed % strides_.prefix == 0) return r.committed;
+    const std::uint32_t end = detail::end_after(r.committed, strides_.prefix);
     return end <= r.known() && manager_.probe(content_view(r.content).sub(0, end), r.keys).tokens == end ? end
                                                                                                          : r.committed;
-  }
-
-  /// The first multiple of `unit` that is more than `tokens`.
-  [[nodiscard]] static std::uint32_t end_after(std::uint32_t tokens, std::uint64_t unit) noexcept {
-    const std::uint64_t end = (tokens / unit + 1) * unit;
-    return end > max_length ? static_cast<std::uint32_t>(max_length) : static_cast<std::uint32_t>(end);
   }
 
   void fill_wants() noexcept {
@@ -460,10 +408,7 @@ class scheduler {
   }
 
   step_plan take_off(step&& begun) noexcept {
-    if (unused_.empty()) unused_.push_back(&records_.emplace_back());
-    flight& f = *unused_.back();
-    unused_.pop_back();
-    flights_.push_back(&f);
+    detail::flight& f = flights_.add();
     f.blocks = std::move(begun);
     f.rows.swap(rows_);
     for (const plan_row& row : f.rows) {
@@ -480,7 +425,7 @@ class scheduler {
       statistics_.recomputed_tokens += recomputed;
       statistics_.prefilled_tokens += row.tokens - recomputed;
     }
-    return {finished_ + flights_.size(), f.rows, &f.blocks};
+    return {flights_.newest(), f.rows, &f.blocks};
   }
 
   // Running short -----------------------------------------------------------------------------------------------
@@ -585,12 +530,12 @@ class scheduler {
 
   /// A call for each token would cost more than the rest.
   KVCACHE_NOINLINE void commit(record& r) noexcept {
-    const auto whole = static_cast<std::uint32_t>(r.computed / commit_unit_ * commit_unit_);
+    const auto whole = static_cast<std::uint32_t>(r.computed / strides_.commit * strides_.commit);
     const auto done = manager_.commit(r.sequence, content_view(r.content).sub(r.committed, whole - r.committed));
     KVCACHE_ASSERT(done.has_value(), "a sequence of the scheduler was changed behind its back");
     static_cast<void>(done);
     r.committed = whole;
-    r.next_commit = end_after(whole, commit_unit_);
+    r.next_commit = detail::end_after(whole, strides_.commit);
     if (r.producing != 0) release_claims(r, whole);
   }
 
@@ -624,7 +569,7 @@ class scheduler {
     const auto closed = manager_.close(r.sequence);
     KVCACHE_ASSERT(closed.has_value(), "a sequence of the scheduler was closed behind its back");
     static_cast<void>(closed);
-    release_claims(r, max_length + 1 + stride_);
+    release_claims(r, max_length + 1 + strides_.prefix);
     r.lent = r.priority;
     r.running = r.verifying = false;
     r.sequence = {};
@@ -665,18 +610,14 @@ class scheduler {
 
   Manager& manager_;
   scheduler_options options_;
-  std::uint64_t stride_;
-  std::uint64_t commit_unit_;
+  detail::strides strides_;
   requests requests_;
   detail::key_sets key_sets_;
   queues queues_;
   producers producers_;
   std::vector<index> running_;  // in the order of admission
-  std::deque<flight> records_;  // addresses stay
-  std::vector<flight*> unused_;
-  std::vector<flight*> flights_;  // in order
-  std::uint64_t finished_ = 0;    // number of the last step that has finished
-  std::uint64_t starts_ = 0;      // admissions, each time anew
+  detail::flights<scheduler> flights_;
+  std::uint64_t starts_ = 0;  // admissions, each time anew
   refusal refused_;
   scheduler_statistics statistics_;
   std::vector<ended_request> ended_;
