@@ -305,6 +305,11 @@ class block_keeper {
       erase_evicted(block);
       unkeyed_.push_back(block);
     } else {
+      // Policies hear of blocks that they keep, so it is one for a moment.
+      if constexpr (told_of_evictions<Eviction>) {
+        policy_.insert(block);
+        policy_.evict(block);
+      }
       parent = index.deactivate(block);
       if (waits_for_children(block)) unkeyed_.push_back(block);
     }

@@ -570,7 +570,6 @@ class scheduler {
     KVCACHE_ASSERT(closed.has_value(), "a sequence of the scheduler was closed behind its back");
     static_cast<void>(closed);
     release_claims(r, max_length + 1 + strides_.prefix);
-    r.lent = r.priority;
     r.running = r.verifying = false;
     r.sequence = {};
     std::size_t at = 0;
