@@ -185,6 +185,20 @@ TEST_CASE("V8 Retention: nothing of what content was worth is left after a reset
   CHECK(m.probe(words(1, 8)).tokens == 0);
 }
 
+TEST_CASE("Retention: content that was forgotten comes back at the default level, in the same block too") {
+  prioritised m({.blocks = 2, .block_size = 4});
+  close(m, retained(m, words(1, 4), {{.priority = 90, .time_to_live = 10}}));
+  m.advance(10);
+  REQUIRE(m.counts().free == 2);
+  const auto again = retained(m, words(1, 4), {});
+  CHECK(table(m, again) == ids{1});
+  close(m, again);
+  close(m, retained(m, words(2, 4), {}));
+  close(m, retained(m, words(3, 4), {}));
+  CHECK(m.probe(words(1, 4)).tokens == 0);
+  CHECK(m.probe(words(2, 4)).tokens == 4);
+}
+
 TEST_CASE("Retention: a pin whose time is over already ends with the next advance") {
   manager m({.blocks = 4, .block_size = 4});
   close(m, prompt(m, words(1, 8)).sequence);
