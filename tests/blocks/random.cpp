@@ -49,6 +49,7 @@ void drive(const random_load& load, std::size_t calls) {
   CHECK(driver.pins > 0);
   CHECK(driver.expired > 0);
   CHECK(driver.resets > 0);
+  if (std::is_same_v<typename Manager::eviction_type, kvcache::priority>) CHECK(driver.ranked > 0);
   CHECK(driver.manager().statistics().evicted_blocks > 0);
 }
 
@@ -105,7 +106,7 @@ TEMPLATE_TEST_CASE("R7 R9 random calls under policies that know nothing of paren
   drive<kvcache::block_manager<TestType>>({.seed = seed, .groups = {{4}}}, 6'000);
 }
 
-TEST_CASE("R7 R9 random calls under levels that callers give") {
+TEST_CASE("R7 R9 random calls under levels that callers give: of all leaves one of the lowest goes") {
   const std::uint64_t seed = GENERATE(1u, 2u, 3u);
   using prioritised = kvcache::block_manager<kvcache::priority>;
   drive<prioritised>({.seed = seed, .blocks = 40, .groups = {{4}}}, 6'000);

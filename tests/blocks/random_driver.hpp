@@ -6,6 +6,7 @@
 
 #include <kvcache/blocks/block_manager.hpp>
 #include <kvcache/concepts.hpp>
+#include <kvcache/eviction/priority.hpp>
 
 #include <algorithm>
 #include <array>
@@ -16,6 +17,7 @@
 #include <span>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -134,11 +136,12 @@ class random_driver {
   [[nodiscard]] const std::vector<std::uint64_t>& log() const { return log_; }
   /// How often each kind of event came up, so that a test can tell that it saw them.
   std::uint64_t refused = 0, opened = 0, hits = 0, copies = 0, duplicates = 0, shortened = 0, dropped = 0, revived = 0,
-                overlapped = 0, heads = 0, behind = 0, pins = 0, expired = 0, resets = 0;
+                overlapped = 0, heads = 0, behind = 0, pins = 0, expired = 0, ranked = 0, resets = 0;
   [[nodiscard]] const Manager& manager() const { return m_; }
 
  private:
-  static constexpr bool keeps_priorities = kvcache::told_of_priorities<typename Manager::eviction_type>;
+  using eviction = typename Manager::eviction_type;
+  static constexpr bool keeps_priorities = kvcache::told_of_priorities<eviction>;
 
   struct sequence {
     kvcache::sequence_id id;
@@ -339,14 +342,14 @@ class random_driver {
     std::vector<kvcache::retention_range> ranges;
     std::uint32_t end = 0;
     for (std::uint32_t more = pick(2) == 0 ? 1 + pick(3) : 0; more > 0; --more) {
-      kvcache::retention_range r{.first = end + pick(2 * largest())};
+      kvcache::retention_range r{.first = end + (pick(2) == 0 ? 0 : pick(2 * largest()))};
       end = r.first + 1 + pick(3 * largest());
       r.end = more == 1 && pick(2) == 0 ? kvcache::retention_range::open_end : end;
       if (keeps_priorities) {
         r.priority = static_cast<std::uint8_t>(25 * pick(5));
         if (pick(2) == 0) r.duration = pick(30);
       }
-      if (pick(4) != 0 || !worth_.limited()) r.time_to_live = pick(12);
+      if (pick(4) != 0) r.time_to_live = pick(12);
       ranges.push_back(r);
     }
     return ranges;
@@ -822,13 +825,16 @@ class random_driver {
     }
     REQUIRE(seen == counts);
     // R7: no cached block lacks the one before it. R4: nor is that one available while it is itself in use.
+    std::vector<bool> leaf(m_.capacity() + 1, true);
     for (kvcache::block_id b = 1; b <= m_.capacity(); ++b) {
       if (!m_.cached(b) || keys_[b].parent == 0 || windowed(keys_[b].group)) continue;
       const auto parent = cached.find({keys_[b].group, keys_[b].end - size_of(keys_[b].group), keys_[b].parent});
       REQUIRE(parent != cached.end());
+      leaf[parent->second] = false;
       if (m_.state(b) != kvcache::block_state::evictable)
         REQUIRE(m_.state(parent->second) != kvcache::block_state::evictable);
     }
+    check_evicted(std::move(leaf));
     worth_.observe(m_);
     // Nothing that a step in flight may touch is available.
     for (const flight& f : flights_)
@@ -844,12 +850,35 @@ class random_driver {
       }
   }
 
+  // Where all that a call made the cache lose was evicted, no leaf that could have gone instead is worth less.
+  void check_evicted(std::vector<bool> leaf) {
+    const std::uint64_t evicted =
+        m_.statistics().evicted_blocks - std::exchange(evicted_, m_.statistics().evicted_blocks);
+    std::vector<kvcache::block_id> gone, kept;
+    for (kvcache::block_id b = 1; b <= m_.capacity(); ++b)
+      if (worth_.cached(b) && !m_.cached(b))
+        gone.push_back(b);
+      else if (leaf_[b] && worth_.evictable(b) && m_.state(b) == kvcache::block_state::evictable && worth_.level(b))
+        kept.push_back(b);
+    leaf_ = std::move(leaf);
+    if (!std::is_same_v<eviction, kvcache::priority> || evicted != gone.size()) return;
+    for (const kvcache::block_id g : gone)
+      for (const kvcache::block_id k : kept) {
+        // A window's blocks also go where those are gone that they are found by.
+        if (windowed(keys_[g].group) || !worth_.level(g)) continue;
+        REQUIRE(*worth_.level(g) <= *worth_.level(k));
+        ranked += *worth_.level(g) < *worth_.level(k);
+      }
+  }
+
   random_load load_;
   Manager m_;
   Choices choices_;
   std::vector<std::vector<std::uint64_t>> cells_;
   std::vector<key> keys_;
   worth_model worth_;
+  std::vector<bool> leaf_ = std::vector<bool>(load_.blocks + 1, true);  // after the last call: has no cached child
+  std::uint64_t evicted_ = 0;
   std::array<std::vector<std::int32_t>, 5> prompts_;
   const std::vector<std::vector<kvcache::extra_key>> key_sets_{
       {}, {{kvcache::key_kind::salt, "a"}}, {{kvcache::key_kind::adapter, "a"}, {kvcache::key_kind::salt, "b"}}};

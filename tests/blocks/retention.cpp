@@ -199,6 +199,32 @@ TEST_CASE("Retention: content that was forgotten comes back at the default level
   CHECK(m.probe(words(2, 4)).tokens == 4);
 }
 
+TEST_CASE("Retention: the longer of two limits counts, also where the first was no limit at all") {
+  manager m({.blocks = 8, .block_size = 4});
+  const bool others = GENERATE(false, true);
+  if (others) close(m, retained(m, words(9, 4), {{.time_to_live = 1}}));
+  close(m, retained(m, words(1, 8), {{.time_to_live = kvcache::never}}));
+  const text more = words(1, 8) + words(3, 1);
+  close(m, m.open({.content = more, .retention = ranges{{.time_to_live = 10}}})->sequence);
+  m.advance(1000);
+  CHECK(m.probe(words(1, 8)).tokens == 8);
+}
+
+TEST_CASE("Retention: a block whose successor was overwritten is a leaf, and goes by its level") {
+  prioritised m({.blocks = 3, .block_size = 4});
+  const auto low = retained(m, words(1, 8), {{.priority = 10}});
+  const auto high = retained(m, words(2, 4), {{.priority = 90}});
+  REQUIRE(m.truncate(low, 6).has_value());
+  compute(m, low, 1);  // in place: what followed the first block is found no more
+  CHECK(m.probe(words(1, 8)).tokens == 4);
+  close(m, low);
+  close(m, high);
+  const text other = words(3, 8);
+  REQUIRE(m.open({.content = other, .reserve = 8}).has_value());
+  CHECK(m.probe(words(1, 4)).tokens == 0);
+  CHECK(m.probe(words(2, 4)).tokens == 4);
+}
+
 TEST_CASE("Retention: a pin whose time is over already ends with the next advance") {
   manager m({.blocks = 4, .block_size = 4});
   close(m, prompt(m, words(1, 8)).sequence);

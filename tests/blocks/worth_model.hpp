@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What callers have said that cached content is worth, kept naively beside a block manager: for how long each block may
-// stay unused.
+// What callers have said that cached content is worth, kept naively beside a block manager: the level of each block and
+// for how long it may stay unused.
 #pragma once
 
 #include <kvcache/blocks/retention.hpp>
@@ -22,11 +22,17 @@ class worth_model {
     entry& e = blocks_[block];
     for (const kvcache::retention_range& r : ranges) {
       if (token < r.first || (token >= r.end && r.end != kvcache::retention_range::open_end)) continue;
+      e.level_known = true;
+      e.level = r.priority;
+      e.falls = after(now_, r.duration);
       if (!e.limit || *e.limit < r.time_to_live) e.limit = r.time_to_live;
-      limited_ = true;
     }
+    fall();
   }
-  void advance(std::uint64_t now) { now_ = now; }
+  void advance(std::uint64_t now) {
+    now_ = now;
+    fall();
+  }
 
   /// Takes note of what a call has left.
   template <class Manager>
@@ -34,7 +40,12 @@ class worth_model {
     for (kvcache::block_id b = 1; b <= m.capacity(); ++b) {
       entry& e = blocks_[b];
       const bool evictable = m.state(b) == kvcache::block_state::evictable;
-      if (e.cached && !m.cached(b)) e = {};
+      if (e.cached && !m.cached(b)) {
+        // What is overwritten in place and computed again may be worth what it was.
+        const bool known = e.evictable;
+        e = {};
+        e.level_known = known;
+      }
       if (evictable && !e.evictable) e.unused_since = now_;
       e.cached = m.cached(b);
       e.evictable = evictable;
@@ -43,8 +54,11 @@ class worth_model {
 
   // As observed last.
   [[nodiscard]] bool cached(kvcache::block_id block) const { return blocks_[block].cached; }
-  /// Whether any block has had a time to live.
-  [[nodiscard]] bool limited() const { return limited_; }
+  [[nodiscard]] bool evictable(kvcache::block_id block) const { return blocks_[block].evictable; }
+  [[nodiscard]] std::optional<unsigned> level(kvcache::block_id block) const {
+    const entry& e = blocks_[block];
+    return e.level_known ? std::optional<unsigned>(e.level) : std::nullopt;
+  }
   /// Whether a block that is unused, or has become so in this very moment, has outlived its time.
   [[nodiscard]] bool expired(kvcache::block_id block) const {
     const entry& e = blocks_[block];
@@ -55,6 +69,9 @@ class worth_model {
   struct entry {
     std::optional<std::uint64_t> limit;
     std::uint64_t unused_since = 0;
+    unsigned level = kvcache::default_priority;
+    std::uint64_t falls = kvcache::never;
+    bool level_known = true;
     bool cached = false;
     bool evictable = false;
   };
@@ -62,10 +79,16 @@ class worth_model {
   static std::uint64_t after(std::uint64_t now, std::uint64_t duration) {
     return duration == kvcache::never ? kvcache::never : now + duration;
   }
+  void fall() {
+    for (entry& e : blocks_)
+      if (e.falls <= now_) {
+        e.level = kvcache::default_priority;
+        e.falls = kvcache::never;
+      }
+  }
 
   std::vector<entry> blocks_;
   std::uint64_t now_ = 0;
-  bool limited_ = false;
 };
 
 }  // namespace kvcache_test
