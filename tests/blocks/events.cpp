@@ -83,15 +83,3 @@ TEST_CASE("Events replayed from any snapshot rebuild an equal index, under the r
   replay({.seed = seed, .groups = {{4}}, .events = log}, {});
   replay({.seed = seed, .blocks = 60, .groups = {{4}, {4, 9}, {2, 4}}, .events = log}, {1, 2});
 }
-
-TEST_CASE("R12 two instances fed the same random calls tell the same events") {
-  const random_load load{.seed = 3, .blocks = 40, .groups = {{4}, {4, 9}}, .events = 100'000, .check = false};
-  random_driver<manager> one(load), two(load);
-  one.run(20'000);
-  two.run(20'000);
-  std::vector<cache_event> first(100'000), second(100'000);
-  const auto read = one.manager().events().read(0, first);
-  CHECK(read.events > 1'000);
-  CHECK(two.manager().events().read(0, second) == read);
-  CHECK(first == second);
-}

@@ -115,6 +115,19 @@ TEST_CASE("R5 V24 hits at the head of the eviction order are never taken for the
   }
 }
 
+TEST_CASE("R2 over layer groups too the latest tokens go first, and of equal ones those of the first group") {
+  const bool smaller = GENERATE(false, true);
+  const std::array groups{layer_group{4}, layer_group{smaller ? 2u : 4u}};
+  manager m({.blocks = smaller ? 9u : 6u, .layer_groups = groups});
+  const text content = words(1, 12);
+  const auto a = m.open({.content = content, .reserve = 12})->sequence;
+  CHECK(table(m, a, 0) == ids{1, 2, 3});
+  close(m, a);
+  const auto b = m.open({.content = content, .reserve = 12})->sequence;
+  CHECK(table(m, b, 0) == (smaller ? ids{9, 3, 8} : ids{3, 6, 2}));
+  CHECK(table(m, b, 1) == (smaller ? ids{7, 2, 6, 5, 1, 4} : ids{5, 1, 4}));
+}
+
 TEST_CASE("R7 equal content in two layer groups is two blocks") {
   const std::array groups{layer_group{4}, layer_group{4}};
   manager m({.blocks = 8, .layer_groups = groups, .hash_bits = 0});

@@ -105,6 +105,19 @@ TEST_CASE("R6 the longest head among the blocks that go on from the prefix, at a
   }
 }
 
+TEST_CASE("R6 R12 of blocks with equally long heads the one that was cached last is taken") {
+  manager m({.blocks = 10, .block_size = 4, .partial_reuse = true});
+  const text common = words(1, 7);
+  close(m, prompt(m, common + words(2, 1)).sequence);
+  const auto newest = prompt(m, common + words(3, 1)).sequence;
+  const ids of_newest = table(m, newest);
+  close(m, newest);
+  const text asked = common + words(4, 3);
+  const auto s = m.open({.content = asked});
+  REQUIRE(s->reused_tokens == 7);
+  CHECK(table(m, s->sequence) == of_newest);
+}
+
 TEST_CASE("R4 R6 room for the copy is part of what was reserved, whoever else comes to hold the block") {
   manager m(with_heads(5, 4));
   close(m, prompt(m, words(1, 8)).sequence);

@@ -2,6 +2,8 @@
 // Random calls held against a model, and against a second instance.
 #include "random_driver.hpp"
 
+#include <kvcache/eviction/priority.hpp>
+
 #include <algorithm>
 #include <iterator>
 
@@ -9,14 +11,24 @@
 #include "support.hpp"
 
 using namespace kvcache_test;
+using kvcache::cache_event;
 using kvcache::layer_group;
 
 namespace {
 
+/// Fewer where each takes longer.
+constexpr std::size_t calls(std::size_t in_release) {
+#if defined(__SANITIZE_ADDRESS__) || !defined(NDEBUG)
+  return in_release / 12;
+#else
+  return in_release;
+#endif
+}
+
 template <class Manager>
 void drive(const random_load& load, std::size_t calls) {
   INFO("seed " << load.seed << ", blocks " << load.blocks << ", block size " << load.groups[0].block_size << ", groups "
-               << load.groups.size());
+               << load.groups.size() << ", hash bits " << load.hash_bits << ", partial reuse " << load.partial_reuse);
   random_driver<Manager> driver(load);
   driver.run(calls);
   driver.finish();
@@ -36,13 +48,23 @@ void drive(const random_load& load, std::size_t calls) {
   CHECK(driver.overlapped > 0);
   CHECK(driver.pins > 0);
   CHECK(driver.expired > 0);
+  CHECK(driver.resets > 0);
+  if (std::is_same_v<typename Manager::eviction_type, kvcache::priority>) CHECK(driver.ranked > 0);
   CHECK(driver.manager().statistics().evicted_blocks > 0);
 }
 
 /// By index: printing two whole logs would take minutes.
-void require_equal(const std::vector<std::uint64_t>& one, const std::vector<std::uint64_t>& two) {
+template <class T>
+void require_equal(const std::vector<T>& one, const std::vector<T>& two) {
   REQUIRE(one.size() == two.size());
   REQUIRE(std::mismatch(one.begin(), one.end(), two.begin()).first - one.begin() == std::ssize(one));
+}
+
+template <class Manager>
+std::vector<cache_event> events_of(const Manager& m) {
+  std::vector<cache_event> all(m.events().newest());
+  REQUIRE(m.events().read(0, all) == kvcache::event_reading{all.size(), 0});
+  return all;
 }
 
 }  // namespace
@@ -84,6 +106,18 @@ TEMPLATE_TEST_CASE("R7 R9 random calls under policies that know nothing of paren
   drive<kvcache::block_manager<TestType>>({.seed = seed, .groups = {{4}}}, 6'000);
 }
 
+TEST_CASE("R7 R9 random calls under levels that callers give: of all leaves one of the lowest goes") {
+  const std::uint64_t seed = GENERATE(1u, 2u, 3u);
+  using prioritised = kvcache::block_manager<kvcache::priority>;
+  drive<prioritised>({.seed = seed, .blocks = 40, .groups = {{4}}}, 6'000);
+  drive<prioritised>({.seed = seed, .blocks = 60, .groups = {{4}, {4, 9}}, .partial_reuse = true}, 6'000);
+}
+
+TEST_CASE("R9 100,000 random calls in one go against a model") {
+  drive<manager>({.seed = 21, .blocks = 40, .groups = {{4}}, .partial_reuse = true}, calls(100'000));
+  drive<manager>({.seed = 22, .blocks = 60, .groups = {{4}, {2, 7}}}, calls(100'000));
+}
+
 TEST_CASE("Random accept lengths of drafts over 10,000 steps, then all closed: everything is available") {
   const std::uint64_t seed = GENERATE(1u, 2u, 3u);
   const std::uint32_t block_size = GENERATE(1u, 4u, 16u);
@@ -120,7 +154,8 @@ TEST_CASE("Random accept lengths of drafts over 10,000 steps, then all closed: e
   CHECK(m.counts().available() == 400);
 }
 
-TEST_CASE("R12 two instances fed the same 100,000 random calls give the same ids in the same order") {
+TEMPLATE_TEST_CASE("R12 two instances fed the same 100,000 random calls give the same ids, order and events", "",
+                   kvcache::lru, kvcache::priority) {
   const std::uint64_t seed = GENERATE(1u, 2u, 3u);
   INFO("seed " << seed);
   const std::uint32_t block_size = seed == 1 ? 4 : seed == 2 ? 6 : 3;
@@ -129,19 +164,23 @@ TEST_CASE("R12 two instances fed the same 100,000 random calls give the same ids
                          .groups = {{block_size}, {seed == 3 ? 3u : 2u, 7}},
                          .most_sequences = 8,
                          .partial_reuse = seed == 3,
+                         .events = 1'000'000,
                          .check = false};
-  random_driver<manager> one(load);
+  using driver = random_driver<kvcache::block_manager<TestType>>;
+  driver one(load);
   // The second one lives elsewhere in memory.
   const std::vector<std::string> elsewhere(1000, std::string(100, 'x'));
-  random_driver<manager> two(load);
-  one.run(100'000);
-  two.run(100'000);
-  CHECK(one.opened > 1000);
+  driver two(load);
+  for (driver* d : {&one, &two}) {
+    d->run(calls(100'000));
+    d->finish();
+  }
+  CHECK(one.opened > calls(1'000));
   CHECK(one.hits > 0);
   CHECK(one.copies > 0);
-  CHECK(one.log().size() > 500'000);
+  CHECK(one.log().size() > calls(500'000));
   require_equal(one.log(), two.log());
-  one.finish();
-  two.finish();
-  require_equal(one.log(), two.log());
+  const auto events = events_of(one.manager());
+  CHECK(events.size() > calls(10'000));
+  require_equal(events, events_of(two.manager()));
 }

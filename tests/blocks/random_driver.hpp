@@ -5,19 +5,24 @@
 #pragma once
 
 #include <kvcache/blocks/block_manager.hpp>
+#include <kvcache/concepts.hpp>
+#include <kvcache/eviction/priority.hpp>
 
 #include <algorithm>
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <set>
 #include <span>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "catch.hpp"
+#include "worth_model.hpp"
 
 namespace kvcache_test {
 
@@ -65,7 +70,8 @@ class random_driver {
             .hash_bits = load.hash_bits}),
         choices_(std::move(choices)),
         cells_(load.blocks + 1),
-        keys_(load.blocks + 1) {
+        keys_(load.blocks + 1),
+        worth_(load.blocks) {
     for (auto& block : cells_) block.resize(largest());
     for (auto& prompt : prompts_)
       for (std::uint32_t i = 0; i < 5 * largest(); ++i) prompt.push_back(token());
@@ -93,10 +99,14 @@ class random_driver {
         case 13: truncate(); break;
         case 14: pick(2) == 0 ? close(pick_sequence()) : close_stale(); break;
         default:
-          switch (pick(4)) {
+          switch (pick(9)) {
             case 0: drop(); break;
-            case 1: pin(); break;
-            case 2: advance(); break;
+            case 1:
+            case 2: pin(); break;
+            case 3:
+            case 4: advance(); break;
+            case 5: retain(); break;
+            case 6: reset(); break;
             default: look(); break;
           }
       }
@@ -126,10 +136,13 @@ class random_driver {
   [[nodiscard]] const std::vector<std::uint64_t>& log() const { return log_; }
   /// How often each kind of event came up, so that a test can tell that it saw them.
   std::uint64_t refused = 0, opened = 0, hits = 0, copies = 0, duplicates = 0, shortened = 0, dropped = 0, revived = 0,
-                overlapped = 0, heads = 0, behind = 0, pins = 0, expired = 0;
+                overlapped = 0, heads = 0, behind = 0, pins = 0, expired = 0, ranked = 0, resets = 0;
   [[nodiscard]] const Manager& manager() const { return m_; }
 
  private:
+  using eviction = typename Manager::eviction_type;
+  static constexpr bool keeps_priorities = kvcache::told_of_priorities<eviction>;
+
   struct sequence {
     kvcache::sequence_id id;
     std::vector<std::int32_t> prompt;
@@ -139,7 +152,9 @@ class random_driver {
     std::uint32_t committed = 0;
     std::size_t keys = 0;
     std::uint64_t expires = kvcache::never;
+    std::vector<kvcache::retention_range> retention{};
     int open_steps = 0;
+    bool pinned = false;   // and neither computed on nor cut since
     bool settled = false;  // accepted or committed since it was opened or cut: its windows have let go
   };
   struct flight_row {
@@ -276,13 +291,14 @@ class random_driver {
     sequence s;
     s.prompt = some_prompt();
     s.keys = pick(6) == 0 ? pick(static_cast<std::uint32_t>(key_sets_.size())) : 0;
+    s.retention = some_retention();
     const std::size_t n = s.prompt.size();
     const std::uint64_t reserve = pick(3) == 0 ? 0 : pick(4) == 0 ? pick(2 * static_cast<std::uint32_t>(n) + 1) : n;
     const kvcache::open_request request{.content = s.prompt,
                                         .keys = key_sets_[s.keys],
                                         .reserve = reserve,
                                         .chunk = pick(3) == 0 ? 1 + pick(2 * largest()) : 0,
-                                        .retention = some_retention()};
+                                        .retention = s.retention};
     const kvcache::block_counts before = m_.counts();
     const auto statistics = m_.statistics();
     const kvcache::admission a = m_.predict(request);
@@ -317,18 +333,62 @@ class random_driver {
     s.id = result->sequence;
     for (std::uint32_t i = 0; i < result->reused_tokens; ++i) append(s, s.prompt[i]);
     s.accepted = s.committed = result->reused_tokens;
+    retain_held(s);
     live_.push_back(std::move(s));
   }
 
-  // Some of it with a time to live; priorities change nothing that the model knows of.
-  std::span<const kvcache::retention_range> some_retention() {
-    retention_.clear();
-    if (pick(2) == 0) {
-      const std::uint32_t first = pick(2 * largest());
-      retention_.push_back({.first = first, .end = first + 1 + pick(2 * largest()), .time_to_live = pick(12)});
-      if (pick(2) == 0) retention_.push_back({.first = retention_[0].end, .time_to_live = 6});
+  // Ranges with gaps between them, the last maybe open; a level only where the policy keeps one.
+  std::vector<kvcache::retention_range> some_retention() {
+    std::vector<kvcache::retention_range> ranges;
+    std::uint32_t end = 0;
+    for (std::uint32_t more = pick(2) == 0 ? 1 + pick(3) : 0; more > 0; --more) {
+      kvcache::retention_range r{.first = end + (pick(2) == 0 ? 0 : pick(2 * largest()))};
+      end = r.first + 1 + pick(3 * largest());
+      r.end = more == 1 && pick(2) == 0 ? kvcache::retention_range::open_end : end;
+      if (keeps_priorities) {
+        r.priority = static_cast<std::uint8_t>(25 * pick(5));
+        if (pick(2) == 0) r.duration = pick(30);
+      }
+      if (pick(4) != 0) r.time_to_live = pick(12);
+      ranges.push_back(r);
     }
-    return retention_;
+    return ranges;
+  }
+  void retain_held(const sequence& s) {
+    for (std::uint32_t g = 0; g < group_count(); ++g) {
+      const auto table = *m_.table(s.id, g);
+      for (std::size_t i = 0; i < table.size(); ++i)
+        if (table[i] != kvcache::null_block && m_.cached(table[i]))
+          worth_.retain(table[i], i * size_of(g), s.retention);
+    }
+  }
+
+  void retain() {
+    if (live_.empty()) return;
+    sequence& s = live_[pick_sequence()];
+    s.retention = some_retention();
+    REQUIRE(m_.retain(s.id, s.retention).has_value());
+    retain_held(s);
+  }
+
+  // Mostly refused, unless everything is given back before.
+  void reset() {
+    if (pick(6) == 0) finish();
+    const auto before = m_.counts();
+    const cached_set cached = cached_now();
+    const auto result = m_.reset();
+    note(result.has_value());
+    REQUIRE(result.has_value() == (before.referenced + before.held == 0));
+    if (!result) {
+      REQUIRE(result.error().code == kvcache::errc::in_use);
+      REQUIRE(m_.counts() == before);
+      REQUIRE(cached_now() == cached);
+      return;
+    }
+    resets += !cached.empty();
+    REQUIRE(m_.counts().free == m_.capacity());
+    for (const auto& prompt : prompts_)
+      for (const auto& keys : key_sets_) REQUIRE(m_.probe(prompt, keys).tokens == 0);
   }
 
   void pin() {
@@ -344,17 +404,41 @@ class random_driver {
     s.id = pinned.sequence;
     for (std::uint32_t i = 0; i < pinned.tokens; ++i) append(s, s.prompt[i]);
     s.accepted = s.committed = pinned.tokens;
+    s.pinned = pinned.tokens != 0;
     pins += pinned.tokens != 0;
     live_.push_back(std::move(s));
   }
 
   void advance() {
-    now_ += pick(20);
     const auto before = m_.counts();
+    if (now_ != 0 && pick(4) == 0) m_.advance(pick(static_cast<std::uint32_t>(now_)));
+    REQUIRE(m_.counts() == before);
+    now_ += pick(20);
     m_.advance(now_);
     std::erase_if(live_, [&](const sequence& s) { return s.expires <= now_; });
     expired += m_.counts().free > before.free;
     REQUIRE(m_.counts().available() >= before.available());
+    worth_.advance(now_);
+    if (load_.check) check_expired();
+  }
+
+  // Content goes that was unused for its time to live and what follows such content, and nothing else.
+  void check_expired() const {
+    std::map<std::tuple<std::uint32_t, std::size_t, std::uint64_t>, kvcache::block_id> cached;
+    for (kvcache::block_id b = 1; b <= m_.capacity(); ++b)
+      if (worth_.cached(b)) cached[{keys_[b].group, keys_[b].end, keys_[b].value}] = b;
+    for (const auto& [identity, block] : cached) {
+      if (m_.state(block) == kvcache::block_state::evictable) REQUIRE_FALSE(worth_.expired(block));
+      if (m_.cached(block)) continue;
+      const key* k = &keys_[block];
+      bool follows = worth_.expired(block);
+      while (!follows && !windowed(k->group) && k->parent != 0) {
+        const kvcache::block_id parent = cached.at({k->group, k->end - size_of(k->group), k->parent});
+        follows = worth_.expired(parent);
+        k = &keys_[parent];
+      }
+      REQUIRE(follows);
+    }
   }
 
   void begin() {
@@ -394,6 +478,7 @@ class random_driver {
       for (std::uint32_t t = 0; t < wants[i].tokens; ++t)
         append(s, s.content.size() < s.prompt.size() ? s.prompt[s.content.size()] : token());
       row.values = s.values;
+      s.pinned = s.pinned && wants[i].tokens == 0;
       ++s.open_steps;
       f.rows.push_back(std::move(row));
       note_table(s.id);
@@ -575,9 +660,12 @@ class random_driver {
     const std::uint32_t n = pick(3) == 0 ? pick(s.accepted - s.committed + 1) : s.accepted - s.committed;
     const kvcache::content_view content(s.content.data() + s.committed, n);
     std::vector<std::vector<kvcache::block_id>> before;
+    std::vector<std::pair<std::uint32_t, std::size_t>> keyed;  // group and number of what is not cached in this table
     for (std::uint32_t g = 0; g < group_count(); ++g) {
       const auto table = *m_.table(s.id, g);
       before.emplace_back(table.begin(), table.end());
+      for (std::size_t i = s.committed / size_of(g); i < (s.committed + n) / size_of(g); ++i)
+        if (table[i] != kvcache::null_block && !m_.cached(table[i])) keyed.emplace_back(g, i);
     }
     REQUIRE(m_.commit(s.id, content).has_value());
     s.committed += n;
@@ -605,6 +693,14 @@ class random_driver {
                      s.content.begin() + static_cast<std::ptrdiff_t>(end)}};
       }
     }
+    for (const auto& [g, i] : keyed)
+      if (const auto b = find_cached(g, (i + 1) * size_of(g), s.values[(i + 1) * size_of(g) - 1]))
+        worth_.retain(b, i * size_of(g), s.retention);
+  }
+  [[nodiscard]] kvcache::block_id find_cached(std::uint32_t group, std::size_t end, std::uint64_t value) const {
+    for (kvcache::block_id b = 1; b <= m_.capacity(); ++b)
+      if (m_.cached(b) && keys_[b].group == group && keys_[b].end == end && keys_[b].value == value) return b;
+    return kvcache::null_block;
   }
 
   void fork() {
@@ -623,6 +719,7 @@ class random_driver {
     to.accepted = tokens;
     to.committed = std::min(to.committed, tokens);
     to.expires = kvcache::never;
+    to.pinned = false;
     live_.push_back(std::move(to));
   }
 
@@ -635,6 +732,7 @@ class random_driver {
     REQUIRE(result.has_value() == (s.open_steps == 0));
     if (!result) return;
     cut(s, tokens);
+    s.pinned = false;
     s.accepted = tokens;
     s.committed = std::min(s.committed, tokens);
   }
@@ -694,6 +792,7 @@ class random_driver {
     for (const sequence& s : live_) {
       REQUIRE(*m_.length(s.id) == s.accepted);
       REQUIRE(*m_.committed(s.id) == s.committed);
+      if (s.pinned) REQUIRE(m_.probe(s.content, key_sets_[s.keys]).tokens == s.content.size());
       for (std::uint32_t g = 0; g < group_count(); ++g) {
         const auto table = *m_.table(s.id, g);
         REQUIRE(table.size() * size_of(g) >= s.content.size());
@@ -710,7 +809,7 @@ class random_driver {
     }
     references[kvcache::null_block] = 0;
     kvcache::block_counts seen;
-    std::set<std::tuple<std::uint32_t, std::size_t, std::uint64_t>> cached;
+    std::map<std::tuple<std::uint32_t, std::size_t, std::uint64_t>, kvcache::block_id> cached;
     for (kvcache::block_id b = 1; b <= m_.capacity(); ++b) {
       REQUIRE(m_.ref_count(b) == references[b]);
       const kvcache::block_state state = m_.state(b);
@@ -722,13 +821,21 @@ class random_driver {
       seen.referenced += state == kvcache::block_state::referenced;
       seen.held += state == kvcache::block_state::held;
       // R7: nothing is cached twice.
-      if (m_.cached(b)) REQUIRE(cached.insert({keys_[b].group, keys_[b].end, keys_[b].value}).second);
+      if (m_.cached(b)) REQUIRE(cached.insert({{keys_[b].group, keys_[b].end, keys_[b].value}, b}).second);
     }
     REQUIRE(seen == counts);
-    // R7: no cached block lacks the one before it.
-    for (kvcache::block_id b = 1; b <= m_.capacity(); ++b)
-      if (m_.cached(b) && keys_[b].parent != 0 && !windowed(keys_[b].group))
-        REQUIRE(cached.contains({keys_[b].group, keys_[b].end - size_of(keys_[b].group), keys_[b].parent}));
+    // R7: no cached block lacks the one before it. R4: nor is that one available while it is itself in use.
+    std::vector<bool> leaf(m_.capacity() + 1, true);
+    for (kvcache::block_id b = 1; b <= m_.capacity(); ++b) {
+      if (!m_.cached(b) || keys_[b].parent == 0 || windowed(keys_[b].group)) continue;
+      const auto parent = cached.find({keys_[b].group, keys_[b].end - size_of(keys_[b].group), keys_[b].parent});
+      REQUIRE(parent != cached.end());
+      leaf[parent->second] = false;
+      if (m_.state(b) != kvcache::block_state::evictable)
+        REQUIRE(m_.state(parent->second) != kvcache::block_state::evictable);
+    }
+    check_evicted(std::move(leaf));
+    worth_.observe(m_);
     // Nothing that a step in flight may touch is available.
     for (const flight& f : flights_)
       for (std::uint32_t g = 0; g < group_count(); ++g) {
@@ -743,11 +850,35 @@ class random_driver {
       }
   }
 
+  // Where all that a call made the cache lose was evicted, no leaf that could have gone instead is worth less.
+  void check_evicted(std::vector<bool> leaf) {
+    const std::uint64_t evicted =
+        m_.statistics().evicted_blocks - std::exchange(evicted_, m_.statistics().evicted_blocks);
+    std::vector<kvcache::block_id> gone, kept;
+    for (kvcache::block_id b = 1; b <= m_.capacity(); ++b)
+      if (worth_.cached(b) && !m_.cached(b))
+        gone.push_back(b);
+      else if (leaf_[b] && worth_.evictable(b) && m_.state(b) == kvcache::block_state::evictable && worth_.level(b))
+        kept.push_back(b);
+    leaf_ = std::move(leaf);
+    if (!std::is_same_v<eviction, kvcache::priority> || evicted != gone.size()) return;
+    for (const kvcache::block_id g : gone)
+      for (const kvcache::block_id k : kept) {
+        // A window's blocks also go where those are gone that they are found by.
+        if (windowed(keys_[g].group) || !worth_.level(g)) continue;
+        REQUIRE(*worth_.level(g) <= *worth_.level(k));
+        ranked += *worth_.level(g) < *worth_.level(k);
+      }
+  }
+
   random_load load_;
   Manager m_;
   Choices choices_;
   std::vector<std::vector<std::uint64_t>> cells_;
   std::vector<key> keys_;
+  worth_model worth_;
+  std::vector<bool> leaf_ = std::vector<bool>(load_.blocks + 1, true);  // after the last call: has no cached child
+  std::uint64_t evicted_ = 0;
   std::array<std::vector<std::int32_t>, 5> prompts_;
   const std::vector<std::vector<kvcache::extra_key>> key_sets_{
       {}, {{kvcache::key_kind::salt, "a"}}, {{kvcache::key_kind::adapter, "a"}, {kvcache::key_kind::salt, "b"}}};
@@ -755,7 +886,6 @@ class random_driver {
   std::deque<flight> flights_;
   kvcache::sequence_id closed_;
   std::uint64_t now_ = 0;
-  std::vector<kvcache::retention_range> retention_;
   std::vector<std::uint64_t> log_;
 };
 

@@ -37,12 +37,26 @@ struct listener : kvcache::lru {
   static inline std::vector<int> levels;
 };
 
-std::vector<int> levels_of(const ranges& what, std::uint32_t block_size, std::uint32_t tokens) {
+/// What the policy has heard of a request's blocks once its prompt is there, and once its last block is full.
+struct heard {
+  std::vector<int> prompt;
+  std::vector<int> full;
+
+  friend bool operator==(const heard&, const heard&) = default;
+};
+
+heard levels_of(const ranges& what, std::uint32_t block_size, std::uint32_t tokens) {
   kvcache::block_manager<listener> m({.blocks = 8, .block_size = block_size});
   const auto s = retained(m, words(1, tokens), what);
-  std::vector<int> levels;
-  for (const auto b : table(m, s)) levels.push_back(listener::levels[b]);
-  return levels;
+  const auto levels = [&] {
+    std::vector<int> all;
+    for (const auto b : table(m, s)) all.push_back(listener::levels[b]);
+    return all;
+  };
+  heard h{.prompt = levels(), .full = {}};
+  extend(m, s, words(2, table(m, s).size() * block_size - tokens));
+  h.full = levels();
+  return h;
 }
 
 }  // namespace
@@ -62,12 +76,13 @@ TEST_CASE("T4 content of higher priority outlives content that was used later") 
 
 TEST_CASE("T8 a block goes by the range that holds its first token") {
   constexpr std::uint32_t open_end = retention_range::open_end;
-  // The last block of a sequence is cached once it is full; what is not full has no priority yet.
-  CHECK(levels_of({{0, 64, 80}, {64, 128, 50}}, 64, 256) == std::vector{80, 50, -1, -1});
-  CHECK(levels_of({{0, 63, 80}, {63, 127, 30}}, 32, 128) == std::vector{80, 80, 30, 30});
-  CHECK(levels_of({{0, 128, 80}}, 256, 256) == std::vector{80});
-  CHECK(levels_of({{0, 64, 80}, {129, open_end, 50}}, 64, 256) == std::vector{80, -1, -1, 50});
-  CHECK(levels_of({{1, open_end, 80}}, 64, 128) == std::vector{-1, 80});
+  const auto whole = [](const std::vector<int>& levels) { return heard{levels, levels}; };
+  CHECK(levels_of({{0, 64, 80}, {64, 128, 50}}, 64, 256) == whole({80, 50, -1, -1}));
+  // A block is worth something once it is cached, which is when it is full.
+  CHECK(levels_of({{0, 63, 80}, {63, 127, 30}}, 32, 127) == heard{{80, 80, 30, -1}, {80, 80, 30, 30}});
+  CHECK(levels_of({{0, 128, 80}}, 256, 192) == heard{{-1}, {80}});
+  CHECK(levels_of({{0, 64, 80}, {129, open_end, 50}}, 64, 256) == whole({80, -1, -1, 50}));
+  CHECK(levels_of({{1, open_end, 80}}, 64, 128) == whole({-1, 80}));
 }
 
 TEST_CASE("T8 ranges that are reversed, overlap, stand after an open one or ask for too much are refused by number") {
@@ -168,6 +183,46 @@ TEST_CASE("V8 Retention: nothing of what content was worth is left after a reset
   close(m, retained(m, words(2, 8), {}));
   close(m, retained(m, words(3, 8), {}));
   CHECK(m.probe(words(1, 8)).tokens == 0);
+}
+
+TEST_CASE("Retention: content that was forgotten comes back at the default level, in the same block too") {
+  prioritised m({.blocks = 2, .block_size = 4});
+  close(m, retained(m, words(1, 4), {{.priority = 90, .time_to_live = 10}}));
+  m.advance(10);
+  REQUIRE(m.counts().free == 2);
+  const auto again = retained(m, words(1, 4), {});
+  CHECK(table(m, again) == ids{1});
+  close(m, again);
+  close(m, retained(m, words(2, 4), {}));
+  close(m, retained(m, words(3, 4), {}));
+  CHECK(m.probe(words(1, 4)).tokens == 0);
+  CHECK(m.probe(words(2, 4)).tokens == 4);
+}
+
+TEST_CASE("Retention: the longer of two limits counts, also where the first was no limit at all") {
+  manager m({.blocks = 8, .block_size = 4});
+  const bool others = GENERATE(false, true);
+  if (others) close(m, retained(m, words(9, 4), {{.time_to_live = 1}}));
+  close(m, retained(m, words(1, 8), {{.time_to_live = kvcache::never}}));
+  const text more = words(1, 8) + words(3, 1);
+  close(m, m.open({.content = more, .retention = ranges{{.time_to_live = 10}}})->sequence);
+  m.advance(1000);
+  CHECK(m.probe(words(1, 8)).tokens == 8);
+}
+
+TEST_CASE("Retention: a block whose successor was overwritten is a leaf, and goes by its level") {
+  prioritised m({.blocks = 3, .block_size = 4});
+  const auto low = retained(m, words(1, 8), {{.priority = 10}});
+  const auto high = retained(m, words(2, 4), {{.priority = 90}});
+  REQUIRE(m.truncate(low, 6).has_value());
+  compute(m, low, 1);  // in place: what followed the first block is found no more
+  CHECK(m.probe(words(1, 8)).tokens == 4);
+  close(m, low);
+  close(m, high);
+  const text other = words(3, 8);
+  REQUIRE(m.open({.content = other, .reserve = 8}).has_value());
+  CHECK(m.probe(words(1, 4)).tokens == 0);
+  CHECK(m.probe(words(2, 4)).tokens == 4);
 }
 
 TEST_CASE("Retention: a pin whose time is over already ends with the next advance") {

@@ -355,3 +355,16 @@ TEST_CASE("R14 with nothing admitted and nothing in flight a request that cannot
   CHECK(m.begin({&second, 1}).error() == kvcache::failure{errc::out_of_blocks, 1, 0});
   CHECK(m.blocks_needed({&second, 1}).value() == 1);
 }
+
+TEST_CASE("R13 a request that is opened again after it lost its blocks is no second one") {
+  manager m({.blocks = 10, .block_size = 4});
+  const text content = words(1, 9);
+  close(m, prompt(m, content).sequence);
+  const auto once = m.statistics();
+  CHECK(once.opened_sequences == 1);
+  CHECK(once.queried_tokens == 9);
+  const auto again = m.open({.content = content, .counted = true});
+  REQUIRE(again.has_value());
+  CHECK(again->reused_tokens == 8);
+  CHECK(m.statistics() == once);
+}

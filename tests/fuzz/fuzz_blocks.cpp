@@ -3,6 +3,8 @@
 // called with what. Every call is held against the driver's model.
 #include "../blocks/random_driver.hpp"
 
+#include <kvcache/eviction/priority.hpp>
+
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -63,9 +65,10 @@ void drive(const random_load& load, byte_choices choices) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   byte_choices choices({data, size});
   const random_load load = load_from(choices);
-  switch (choices.below(3)) {
+  switch (choices.below(4)) {
     case 0: drive<kvcache::lru>(load, choices); break;
-    case 1: drive<mru>(load, choices); break;
+    case 1: drive<kvcache::priority>(load, choices); break;
+    case 2: drive<mru>(load, choices); break;
     default: drive<lowest_id>(load, choices);
   }
   return 0;

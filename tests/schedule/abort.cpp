@@ -8,16 +8,14 @@ using kvcache::errc;
 namespace {
 
 /// Aborts job 1, goes on, and expects the others to end as if it had not been.
-void abort_and_go_on(manager& m, scheduler& s, hash_engine& engine, std::size_t depth = 1) {
+void abort_and_go_on(scheduler& s, hash_engine& engine, std::size_t depth = 1) {
   engine.abort(s, 1);
   CHECK_FALSE(s.contains(engine.ids[1]));
   CHECK(s.abort(engine.ids[1]).error().code == errc::stale_id);
   CHECK(s.progress(engine.ids[1]).error().code == errc::stale_id);
   CHECK(s.tokens(engine.ids[1]).error().code == errc::stale_id);
-  engine.run(s, depth);
-  engine.check_tokens();
+  engine.run_to_end(s, depth);
   CHECK(s.statistics().aborted == 1);
-  check_empty(m, s);
 }
 
 }  // namespace
@@ -29,7 +27,7 @@ TEST_CASE("Abort a request that waits, and one in the middle of the queue") {
   scheduler s(m, {.running = 1, .step_tokens = 40});
   hash_engine engine(m);
   for (std::uint32_t i = 0; i < waiting; ++i) engine.submit(s, words(i, 10), 3);
-  abort_and_go_on(m, s, engine);
+  abort_and_go_on(s, engine);
 }
 
 TEST_CASE("Abort a request that waits for its producer") {
@@ -39,9 +37,8 @@ TEST_CASE("Abort a request that waits for its producer") {
   scheduler s(m, {.running = 8, .step_tokens = 3 * block_size + 5, .prefill_tokens = 3 * block_size});
   hash_engine engine(m);
   for (std::uint32_t i = 0; i < waiting; ++i) engine.submit(s, words(1, 9 * block_size) + words(2 + i, 3), 3);
-  REQUIRE(engine.plan(s));
-  engine.finish(s);
-  abort_and_go_on(m, s, engine);
+  engine.step(s);
+  abort_and_go_on(s, engine);
 }
 
 TEST_CASE("Abort a request in the middle of its prompt, with and without a step in flight") {
@@ -56,7 +53,7 @@ TEST_CASE("Abort a request in the middle of its prompt, with and without a step 
   while (engine.flights.size() < depth) REQUIRE(engine.plan(s));
   if (depth == 1) engine.finish(s);
   CHECK(s.progress(engine.ids[1])->running);
-  abort_and_go_on(m, s, engine, depth);
+  abort_and_go_on(s, engine, depth);
 }
 
 TEST_CASE("Abort a request that generates, with and without a step in flight") {
@@ -74,7 +71,7 @@ TEST_CASE("Abort a request that generates, with and without a step in flight") {
   }
   if (depth > 1) engine.plan(s);
   CHECK(s.progress(engine.ids[1])->generated > 0);
-  abort_and_go_on(m, s, engine, depth);
+  abort_and_go_on(s, engine, depth);
 }
 
 TEST_CASE("Abort a request that was preempted, with and without a step in flight") {
@@ -91,7 +88,7 @@ TEST_CASE("Abort a request that was preempted, with and without a step in flight
     if (s.statistics().preemptions == 0) engine.finish(s);
   }
   CHECK_FALSE(s.progress(engine.ids[1])->running);
-  abort_and_go_on(m, s, engine, depth);
+  abort_and_go_on(s, engine, depth);
 }
 
 TEST_CASE("Abort all while steps are in flight: all blocks come back when those have finished") {

@@ -20,9 +20,7 @@ TEST_CASE("A step may begin before the tokens of the one before are known") {
     CHECK(engine.flights.back().number == n + 1);
   }
   CHECK_FALSE(engine.plan(s));  // the fourth token is the last, and is never computed
-  engine.run(s, 4);
-  engine.check_tokens();
-  check_empty(m, s);
+  engine.run_to_end(s, 4);
 }
 
 TEST_CASE("A request that turns out to have ended while its next steps are in flight leaves nothing behind") {
@@ -35,14 +33,12 @@ TEST_CASE("A request that turns out to have ended while its next steps are in fl
   hash_engine engine(m);
   engine.submit(s, words(1, 5), 40, 0, 0, {}, no_value, stop_after);
   engine.submit(s, words(2, 7), 12);
-  engine.run(s, depth);
-  engine.check_tokens();
+  engine.run_to_end(s, depth);
   CHECK(s.statistics().stopped == 1);
   CHECK(s.statistics().generated_tokens == stop_after + 12);
   // What was computed beyond the end is cached for nobody.
   const text whole = engine.jobs[0].content;
   CHECK(m.probe(whole + words(9, 50)).tokens == (whole.size() - 1) / block_size * block_size);
-  check_empty(m, s);
 }
 
 TEST_CASE("Drafts: as many tokens come as were confirmed, and one more") {
@@ -56,13 +52,11 @@ TEST_CASE("Drafts: as many tokens come as were confirmed, and one more") {
   hash_engine engine(m);
   engine.good_drafts = good;
   for (std::uint32_t i = 0; i < 4; ++i) engine.submit(s, words(i, 3 + i), 30 + i, 0, i == 3 ? 0 : drafts);
-  engine.run(s, depth);
-  engine.check_tokens();
+  engine.run_to_end(s, depth);
   const auto& t = s.statistics();
   CHECK(t.generated_tokens == 30 + 31 + 32 + 33);
   if (good == 3) CHECK(t.decoded_tokens == 29 + 30 + 31 + 32);
   if (good == 0) CHECK(t.decoded_tokens > 3 * 29 + 32 + drafts * 3 * 20);
-  check_empty(m, s);
 }
 
 TEST_CASE("Drafts do not keep prompts out of a step, and take all of it where there are none") {
@@ -70,8 +64,7 @@ TEST_CASE("Drafts do not keep prompts out of a step, and take all of it where th
   scheduler s(m, {.running = 4, .step_tokens = 34});
   hash_engine engine(m);
   engine.submit(s, words(1, 3), 90, 0, 100);
-  REQUIRE(engine.plan(s));
-  engine.finish(s);
+  engine.step(s);
   REQUIRE(engine.plan(s));
   CHECK(engine.flights.front().rows[0].drafts == 33);
   engine.submit(s, words(2, 100), 1);
@@ -80,8 +73,7 @@ TEST_CASE("Drafts do not keep prompts out of a step, and take all of it where th
   CHECK(engine.flights.front().rows[0].drafts == 16);
   CHECK(engine.flights.front().rows[1].tokens == 17);
   engine.finish(s);
-  engine.run(s);
-  engine.check_tokens();
+  engine.run_to_end(s);
 }
 
 TEST_CASE("A request may end within its drafts, without a token after it") {

@@ -35,13 +35,11 @@ TEST_CASE("Two half-loaded requests cannot deadlock: 7 blocks, one needs 4 + 1 m
   hash_engine engine(m);
   engine.submit(s, words(1, 4 * block_size), block_size + 1);
   engine.submit(s, words(2, 3 * block_size), block_size + 1);
-  engine.run(s, depth);
-  engine.check_tokens();
+  engine.run_to_end(s, depth);
   CHECK(s.statistics().length == 2);
   CHECK(s.statistics().preemptions == 1);
   CHECK(engine.jobs[0].prefilled == 4 * block_size);  // the older one gets on
   CHECK(engine.jobs[1].prefilled > 3 * block_size);
-  check_empty(m, s);
 }
 
 TEST_CASE("R13 a preempted request keeps what it has generated; computing it again is counted apart") {
@@ -53,8 +51,7 @@ TEST_CASE("R13 a preempted request keeps what it has generated; computing it aga
   hash_engine engine(m);
   engine.submit(s, words(1, 4 * block_size), 6 * block_size);
   engine.submit(s, words(2, 4 * block_size), 6 * block_size);
-  engine.run(s, depth);
-  engine.check_tokens();
+  engine.run_to_end(s, depth);
   const auto& t = s.statistics();
   CHECK(t.preemptions > 0);
   CHECK(t.queried_tokens == 8 * block_size);
@@ -64,7 +61,6 @@ TEST_CASE("R13 a preempted request keeps what it has generated; computing it aga
   CHECK(t.prefilled_tokens >= 8 * block_size);
   CHECK(t.prefilled_tokens <= 8 * block_size + 2 * t.preemptions);
   CHECK(t.recomputed_tokens > 0);
-  check_empty(m, s);
 }
 
 TEST_CASE("The lowest priority gives its blocks back") {
@@ -77,9 +73,7 @@ TEST_CASE("The lowest priority gives its blocks back") {
   for (std::uint32_t i = 0; i < 3; ++i)
     engine.submit(s, words(i, (3 - (i == lowest ? 0 : 1)) * block_size), 2 * block_size + 1, i == lowest ? 0 : 1);
   CHECK(first_victim(s, engine) == lowest);
-  engine.run(s);
-  engine.check_tokens();
-  check_empty(m, s);
+  engine.run_to_end(s);
 }
 
 TEST_CASE("Of equal priorities the one with least to compute again gives its blocks back, but never the oldest") {
@@ -93,9 +87,7 @@ TEST_CASE("Of equal priorities the one with least to compute again gives its blo
     engine.submit(s, words(i, 3 * block_size - (i == smallest ? 2 : 0)), 2 * block_size + 1);
   // Where the oldest has least to lose, it is the youngest of the other two.
   CHECK(first_victim(s, engine) == (smallest == 0 ? 2 : smallest));
-  engine.run(s);
-  engine.check_tokens();
-  check_empty(m, s);
+  engine.run_to_end(s);
 }
 
 TEST_CASE("R11 a lent priority protects the producer from giving its blocks back") {
@@ -108,21 +100,17 @@ TEST_CASE("R11 a lent priority protects the producer from giving its blocks back
   engine.submit(s, words(1, 2 * block_size), 6 * block_size, 9);
   engine.submit(s, words(2, 2 * block_size), 6 * block_size, 1);
   do {
-    REQUIRE(engine.plan(s));
-    engine.finish(s);
+    engine.step(s);
   } while (s.progress(engine.ids[1])->generated == 0);
   // The prompt takes longer than the two that generate need for the blocks that are left.
   const std::uint32_t left = m.counts().available();
   const text prompt = words(3, (left - 2) * block_size);
   engine.submit(s, prompt, 1, 0);
-  REQUIRE(engine.plan(s));
-  engine.finish(s);
+  engine.step(s);
   REQUIRE(s.progress(engine.ids[2])->running);
   if (waits) engine.submit(s, prompt + words(4, 1), 1, 5);
   CHECK(first_victim(s, engine) == (waits ? 1u : 2u));
-  engine.run(s);
-  engine.check_tokens();
-  check_empty(m, s);
+  engine.run_to_end(s);
 }
 
 TEST_CASE("What a request found in the cache is not counted as its loss") {
@@ -137,9 +125,7 @@ TEST_CASE("What a request found in the cache is not counted as its loss") {
   engine.submit(s, words(4, 3 * block_size), 3 * block_size);
   engine.submit(s, common + words(5, 2 * block_size), 3 * block_size);  // longer, but has computed less
   CHECK(first_victim(s, engine) == 3);
-  engine.run(s);
-  engine.check_tokens();
-  check_empty(m, s);
+  engine.run_to_end(s);
 }
 
 TEST_CASE("Drafts cost nobody his blocks") {
@@ -150,11 +136,9 @@ TEST_CASE("Drafts cost nobody his blocks") {
   // Ends within its third block, beyond which its drafts would reach; the other one has all the rest.
   engine.submit(s, words(1, 3 * block_size - 3), 2 * block_size, 0, 3, {}, no_value, 2);
   engine.submit(s, words(2, 4 * block_size - 2), 2);
-  engine.run(s);
-  engine.check_tokens();
+  engine.run_to_end(s);
   CHECK(s.statistics().preemptions == 0);
   CHECK(s.statistics().decoded_tokens == 2);
-  check_empty(m, s);
 }
 
 TEST_CASE("Drafts that find no block are left out, and nobody is preempted for them") {
@@ -164,10 +148,8 @@ TEST_CASE("Drafts that find no block are left out, and nobody is preempted for t
   hash_engine engine(m);
   engine.submit(s, words(1, 3 * block_size), 2 * block_size, 0, 3);
   engine.submit(s, words(2, 4 * block_size - 3), 2 + 3, 0, 3);
-  engine.run(s);
-  engine.check_tokens();
+  engine.run_to_end(s);
   CHECK(s.statistics().decoded_tokens > 0);
-  check_empty(m, s);
 }
 
 TEST_CASE(
@@ -190,9 +172,7 @@ TEST_CASE(
   engine.finish(s);
   REQUIRE(engine.plan(s));
   CHECK(engine.flights.back().rows.size() == 2);
-  engine.run(s, 2);
-  engine.check_tokens();
-  check_empty(m, s);
+  engine.run_to_end(s, 2);
 }
 
 TEST_CASE("The last block goes to the higher priority") {
@@ -209,9 +189,7 @@ TEST_CASE("The last block goes to the higher priority") {
   REQUIRE(engine.flights.back().rows.size() == 1);
   CHECK(engine.job_of(engine.flights.back().rows[0].request) == higher);
   CHECK(s.statistics().preemptions == 0);
-  engine.run(s, 2);
-  engine.check_tokens();
-  check_empty(m, s);
+  engine.run_to_end(s, 2);
 }
 
 TEST_CASE("A preempted request whose step is still in flight takes the token, and ends with it where it has to") {
@@ -232,9 +210,7 @@ TEST_CASE("A preempted request whose step is still in flight takes the token, an
     CHECK(engine.jobs[1].ended);
   else
     CHECK(s.progress(engine.ids[1])->generated == 1);
-  engine.run(s, 2);
-  engine.check_tokens();
-  check_empty(m, s);
+  engine.run_to_end(s, 2);
 }
 
 TEST_CASE("Nobody starves: under a stream of newcomers the oldest always gets on") {

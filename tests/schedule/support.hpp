@@ -62,6 +62,16 @@ inline text alone(const text& prompt, std::size_t count, std::uint64_t alphabet,
   return out;
 }
 
+/// Nothing is left anywhere.
+inline void check_empty(const manager& m, const scheduler& s) {
+  CHECK(s.idle());
+  CHECK(s.running() == 0);
+  CHECK(s.steps_in_flight() == 0);
+  CHECK(m.counts().available() == m.capacity());
+  const kvcache::scheduler_statistics& t = s.statistics();
+  CHECK(t.submitted == t.stopped + t.length + t.failed + t.aborted);
+}
+
 /// Computes plans over slots.
 class hash_engine {
  public:
@@ -194,6 +204,20 @@ class hash_engine {
     note_ends(s);
   }
 
+  /// Plans a step, which is not empty, and computes it. Its rows.
+  std::vector<std::size_t> step(scheduler& s) {
+    REQUIRE(plan(s));
+    std::vector<std::size_t> computed = oldest();
+    finish(s);
+    return computed;
+  }
+  /// Jobs of the oldest plan in flight, by row.
+  [[nodiscard]] std::vector<std::size_t> oldest() const {
+    std::vector<std::size_t> by_row;
+    for (const kvcache::plan_row& row : flights.front().rows) by_row.push_back(job_of(row.request));
+    return by_row;
+  }
+
   /// Runs until nothing is left. Each step finishes before the next, or `depth` are in flight.
   void run(scheduler& s, std::size_t depth = 1) {
     for (;;) {
@@ -219,6 +243,13 @@ class hash_engine {
       REQUIRE(j.generated() ==
               alone(prompt, j.max_tokens < j.stop_after ? j.max_tokens : j.stop_after, alphabet_, j.seed));
     }
+  }
+
+  /// Runs to the end, which is as it has to be.
+  void run_to_end(scheduler& s, std::size_t depth = 1) {
+    run(s, depth);
+    check_tokens();
+    check_empty(blocks_, s);
   }
 
   std::vector<job> jobs;
@@ -267,15 +298,5 @@ class hash_engine {
   std::map<std::pair<std::uint32_t, std::uint32_t>, std::size_t> by_id_;
   std::uint64_t drafted_ = 0;
 };
-
-/// Nothing is left anywhere.
-inline void check_empty(const manager& m, const scheduler& s) {
-  CHECK(s.idle());
-  CHECK(s.running() == 0);
-  CHECK(s.steps_in_flight() == 0);
-  CHECK(m.counts().available() == m.capacity());
-  const kvcache::scheduler_statistics& t = s.statistics();
-  CHECK(t.submitted == t.stopped + t.length + t.failed + t.aborted);
-}
 
 }  // namespace kvcache_test
