@@ -357,7 +357,7 @@ class random_driver {
   void retain_held(const sequence& s) {
     for (std::uint32_t g = 0; g < group_count(); ++g) {
       const auto table = *m_.table(s.id, g);
-      for (std::size_t i = 0; i < table.size(); ++i)
+      for (std::size_t i = 0; i < s.committed / size_of(g); ++i)
         if (table[i] != kvcache::null_block && m_.cached(table[i]))
           worth_.retain(table[i], i * size_of(g), s.retention);
     }

@@ -488,18 +488,15 @@ class sequence_keeper {
   [[nodiscard]] static result<void> acceptable(std::span<const retention_range> ranges) noexcept {
     return check_retention(ranges, told_of_priorities<Eviction>);
   }
-  /// Of the cached blocks that a sequence holds and of those to come.
+  /// Of the blocks that a sequence has committed and of those to come. A tail that is cached has other content too: it is
+  /// borrowed, or was cut.
   void set_retention(sequence_state& s, std::span<const retention_range> ranges) noexcept {
     grow(s.retention, ranges.size());
     s.retention.assign(ranges.begin(), ranges.end());
     if (ranges.empty()) return;
-    for (std::uint32_t g = 0; g < groups().size(); ++g) {
-      // A borrowed tail is other content, of which the sequence will have a copy.
-      const std::size_t end =
-          s.borrowed ? static_cast<std::size_t>(groups().block_of(g, s.tail_start)) : s.held[g].table.size();
-      for (std::size_t i = s.held[g].first; i < end; ++i)
+    for (std::uint32_t g = 0; g < groups().size(); ++g)
+      for (std::size_t i = s.held[g].first; i < groups().block_of(g, s.committed); ++i)
         if (index().contains(s.held[g].table[i])) retain(s, i * groups().block_size(g), s.held[g].table[i]);
-    }
   }
   /// Of a cached block that begins with a token.
   void retain(const sequence_state& s, std::uint64_t token, block_id block) noexcept {
