@@ -54,9 +54,34 @@ class TraceReplay(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done)
         self.assertEqual(picture.read_bytes()[:4], b"\x89PNG")
 
+    def test_what_is_printed_is_whole_or_the_program_fails(self):
+        for arguments in (["--trace", self.trace, "--blocks", "3"], ["--trace", self.trace, "--json"], ["--help"]):
+            with open("/dev/full", "w", encoding="utf-8") as full:
+                done = subprocess.run([EXECUTABLE, *map(str, arguments)], stdout=full, stderr=subprocess.PIPE,
+                                      text=True, check=False)
+            self.assertEqual(done.returncode, 2, done)
+            self.assertIn("cannot write to the standard output: No space left on device", done.stderr)
+
+    def test_a_picture_that_cannot_be_written_is_a_fault_and_named(self):
+        nowhere = self.folder / "nowhere" / "it.png"
+        self.refused(f"cannot write {nowhere}: No such file", "--trace", self.trace, "--plot", nowhere)
+        if not shutil.which("gnuplot"):
+            self.skipTest("gnuplot is not installed")
+        done = self.run_it("--trace", self.trace, "--blocks", "1,2", "--plot", "/dev/full")
+        self.assertEqual(done.returncode, 2, done)
+        self.assertIn("cannot write /dev/full: No space left on device", done.stderr)
+        self.assertNotIn("PNG", done.stdout)
+
+    def test_numbers_are_decimal(self):
+        done = self.run_it("--trace", self.trace, "--eviction", "lru", "--blocks", "010", "--json")
+        self.assertEqual(json.loads(done.stdout)["blocks"], 10)
+        for bad in ("99999999999999999999", "16777217", "-1", "0x10", "1.5"):
+            self.refused(f"--blocks has '{bad}', it has to be a number from 1 to 16777216",
+                         "--trace", self.trace, "--blocks=" + bad)
+
     def test_bad_input(self):
         self.refused("'clock'", "--trace", self.trace, "--eviction", "clock")
-        self.refused("--blocks has 0", "--trace", self.trace, "--blocks", "0")
+        self.refused("--blocks has '0'", "--trace", self.trace, "--blocks", "0")
         self.refused("cannot open", "--trace", self.folder / "nothing.jsonl")
         self.refused("--trace is required")
         self.trace.write_text(LINES + '{"hash_ids": [1', encoding="utf-8")
