@@ -62,7 +62,7 @@ class line_reader final : public nlohmann::json_sax<json> {
     if (has) throw bad_input("it has the key '" + key_ + "' twice");
     return has = true;
   }
-  bool parse_error(std::size_t, const std::string&, const nlohmann::detail::exception& fault) override {
+  bool parse_error(std::size_t, const std::string&, const json::exception& fault) override {
     throw bad_input("it is no JSON (" + std::string(fault.what()) + ")");
   }
 
