@@ -110,8 +110,8 @@ void write_prometheus(prometheus_text& page, std::span<const cache_figures> cach
   family(&figures::storms, "kvcache_hit_storms_total", "Falls of the hit ratio off a cliff.", counter,
          [&](prometheus_labels labels, std::uint64_t storms) { page.sample(labels, storms); });
 
-  in_time(&figures::age, "kvcache_block_age_", "From stored to evicted, of evicted blocks.");
-  in_time(&figures::idle, "kvcache_block_idle_", "From the end of the last use to evicted, of evicted blocks.");
+  in_time(&figures::age, "kvcache_block_age_", "From stored to evicted or forgotten.");
+  in_time(&figures::idle, "kvcache_block_idle_", "From the end of the last use to evicted or forgotten.");
   in_time(&figures::gap, "kvcache_reuse_gap_", "From one request that uses a cached block to the next.");
   distribution(&figures::distances, "kvcache_reuse_distance_blocks",
                "Other blocks used between two uses of one, an estimate.", 0);
