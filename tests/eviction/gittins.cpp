@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which classes gittins tells apart, and that it survives whatever a caller may say. What it is for: tests/trace_replay.
+// Which classes gittins tells apart, and that it survives whatever a caller may say. What it is for is in
+// tests/trace_replay.
 #include <kvcache/eviction/gittins.hpp>
 
 #include <algorithm>
@@ -30,10 +31,12 @@ class requests {
     all.insert(all.end(), generated.begin(), generated.end());
     for (const std::uint64_t content : all) {
       block_id& block = blocks_[content];
-      if (block != null_block)
+      if (block != null_block) {
         policy_.erase(block);
-      else
-        block = ++used_, contents_.push_back(content);
+      } else {
+        block = ++used_;
+        contents_.push_back(content);
+      }
       policy_.reference(block, content, chain.empty() ? null_block : chain.back());
       chain.push_back(block);
     }
@@ -144,8 +147,12 @@ TEST_CASE("gittins: whatever is announced, referenced and evicted, the victim is
           const std::uint64_t same = slots[1 + below(highest)].content;
           const std::uint64_t other = same == 0 || below(3) != 0 ? own : same;
           if (s.evictable) policy.erase(block);
-          if (!s.cached) s = {.content = other, .parent = parent, .cached = true}, ++slots[parent].children;
-          else if (!s.evictable) --slots[parent].active;
+          if (!s.cached) {
+            s = {.content = other, .parent = parent, .cached = true};
+            ++slots[parent].children;
+          } else if (!s.evictable) {
+            --slots[parent].active;
+          }
           ++slots[parent].active;
           s.evictable = false;
           policy.reference(block, s.content, parent);
