@@ -34,7 +34,8 @@ batcher::batcher(llama& model, kv_cache& cache, const batch_options& options, li
       listener_(hears),
       scheduler_(cache.manager(), {.running = options.max_sequences,
                                    .step_tokens = sum(options.max_sequences, options.chunk),
-                                   .prefill_tokens = options.chunk}) {}
+                                   .prefill_tokens = options.chunk}),
+      hits_(options.window) {}
 
 std::string batcher::never_fits(const request& what) const {
   if (what.prompt.empty()) return "has a prompt of 0 tokens, the least is 1";
@@ -92,6 +93,7 @@ bool batcher::step() {
   const kvcache::step_plan plan = scheduler_.next();
   note_ends();
   if (plan.empty()) return false;
+  count_hits(plan);
   compute(plan);
   note_ends();
   ++statistics_.steps;
@@ -100,6 +102,24 @@ bool batcher::step() {
   statistics_.preemptions = scheduler_.statistics().preemptions;
   statistics_.busy_s += seconds_since(start);
   return !scheduler_.idle();
+}
+
+// A request is counted when a step has its first row after an admission; what it found then is all before that row.
+void batcher::count_hits(const kvcache::step_plan& plan) {
+  for (const kvcache::plan_row& row : plan.rows) {
+    live& who = live_one(row.request);
+    const kvcache::request_progress p = scheduler_.progress(row.request).value();
+    if (who.admitted == p.preemptions + 1) continue;
+    if (who.admitted == 0) {
+      hits_.record({.requests = 1, .queried = p.prompt, .hit = p.reused});
+      answers_[who.index].reused_tokens = p.reused;
+    } else {
+      hits_.record_again({.requests = 1, .queried = std::uint64_t{p.prompt} + p.generated, .hit = row.first});
+    }
+    who.admitted = p.preemptions + 1;
+  }
+  statistics_.window = hits_.window();
+  statistics_.again = hits_.again();
 }
 
 void batcher::compute(const kvcache::step_plan& plan) {
@@ -129,12 +149,9 @@ void batcher::take_tokens(const kvcache::step_plan& plan, std::span<const float>
   for (std::size_t i = 0; i < plan.rows.size(); ++i) {
     const kvcache::plan_row& row = plan.rows[i];
     live& who = live_one(row.request);
-    answer& result = answers_[who.index];
-    if (result.tokens.empty()) {
-      result.reused_tokens = scheduler_.progress(row.request).value().reused;
-      if (row.tokens < who.prompt_tokens - result.reused_tokens)
-        listener_.prompt_progress(who.index, row.first + row.tokens, who.prompt_tokens);
-    }
+    const answer& result = answers_[who.index];
+    if (result.tokens.empty() && row.tokens < who.prompt_tokens - result.reused_tokens)
+      listener_.prompt_progress(who.index, row.first + row.tokens, who.prompt_tokens);
     if (row.samples) take_token(who, logits.subspan(logit_row++ * vocabulary, vocabulary), chosen_[i], results_[i]);
   }
   scheduler_.finish(plan, results_).value();

@@ -9,6 +9,7 @@
 
 #include <kvcache/blocks/block_manager.hpp>
 #include <kvcache/eviction/lru.hpp>
+#include <kvcache/observe/hit_window.hpp>
 #include <kvcache/schedule/scheduler.hpp>
 
 #include <chrono>
@@ -36,6 +37,7 @@ struct batch_options {
   std::uint32_t max_sequences = 16;  ///< served at once
   std::uint32_t chunk = 128;         ///< prompt tokens computed in one step, over all requests
   bool reuse = true;                 ///< of what other requests have computed
+  std::uint32_t window = 100;        ///< requests whose hit ratio is reported
   token_id end_of_sequence = 0;
 };
 
@@ -71,6 +73,7 @@ class batcher {
     std::uint32_t prompt_tokens = 0;
     std::uint32_t max_tokens = 0;
     bool ignore_end = false;
+    std::uint32_t admitted = 0;  ///< times, as far as steps have had a row of it
     sampler choose;
     clock::time_point since;
 
@@ -81,6 +84,7 @@ class batcher {
   [[nodiscard]] std::string never_fits(const request& what) const;
   [[nodiscard]] live& live_one(kvcache::request_id id);
   void fail(std::size_t index, const std::string& why);
+  void count_hits(const kvcache::step_plan& plan);
   void compute(const kvcache::step_plan& plan);
   void count_blocks(const kvcache::step_plan& plan);
   void take_tokens(const kvcache::step_plan& plan, std::span<const float> logits);
@@ -95,6 +99,7 @@ class batcher {
   std::vector<live> live_;  ///< neither finished nor failed, in order of submission
   std::vector<answer> answers_;
   serve_statistics statistics_;
+  kvcache::hit_window hits_;
 
   // Of the step in progress.
   std::vector<token_id> tokens_;

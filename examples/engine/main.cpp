@@ -44,8 +44,8 @@ void check(const options& o) {
   if (o.defaults.max_tokens == 0) throw bad_input("max tokens is 0, the least is 1");
   validate(o.defaults.how);
   // Said before anything is served, not after.
-  if (!o.json.empty() && o.json != "-" && !std::ofstream(o.json, std::ios::app))
-    throw bad_input("cannot write " + o.json);
+  for (const std::string& path : {o.json, o.metrics})
+    if (!path.empty() && path != "-" && !std::ofstream(path, std::ios::app)) throw bad_input("cannot write " + path);
 }
 
 std::uint32_t blocks_of(const options& o) {
@@ -78,6 +78,7 @@ class program {
                  {.max_sequences = o.max_sequences,
                   .chunk = o.chunk,
                   .reuse = o.reuse,
+                  .window = o.window,
                   .end_of_sequence = words_.end_of_sequence()},
                  printer_) {}
 
@@ -184,16 +185,23 @@ class program {
                           .threads = workers_.threads()};
     const std::string table = report_table(facts, batcher_.statistics(), batcher_.answers());
     std::fprintf(options_.json == "-" ? stderr : stdout, "\n%s", table.c_str());
+    if (!options_.metrics.empty())
+      write(options_.metrics,
+            metrics_page(facts, batcher_.statistics(), cache_->manager().counts(), cache_->manager().statistics()));
     if (options_.json.empty()) return;
     const std::string json = report_json(facts, batcher_.statistics(), batcher_.answers(), words_);
     if (options_.json == "-") {
       std::fputs(json.c_str(), stdout);
       return;
     }
-    std::ofstream out(options_.json);
-    out << json;
+    write(options_.json, json);
+  }
+
+  static void write(const std::string& path, const std::string& text) {
+    std::ofstream out(path);
+    out << text;
     out.close();
-    if (!out) throw bad_input("cannot write " + options_.json);
+    if (!out) throw bad_input("cannot write " + path);
   }
 
   const options& options_;

@@ -47,6 +47,8 @@ std::optional<int> read_options(int argc, const char* const* argv, options& out)
   app.add_option("--json", out.json,
                  "write the table and the answers as JSON to this file; -: to standard output, and "
                  "text to standard error");
+  app.add_option("--metrics", out.metrics, "write the cache's figures to this file, a page for Prometheus");
+  app.add_option("--window", out.window, "newest requests whose hit ratio is reported")->capture_default_str();
   app.add_flag("--progress", out.progress, "tell how far long prompts are, also where standard error is no terminal");
   try {
     app.parse(argc, argv);

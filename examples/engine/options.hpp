@@ -29,7 +29,9 @@ struct options {
   bool reuse = true;
   unsigned threads = 0;  ///< 0: all cores
 
-  std::string json;  ///< path; "-": stdout
+  std::string json;     ///< path; "-": stdout
+  std::string metrics;  ///< path
+  std::uint32_t window = 100;
   bool progress = false;
 };
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "report.hpp"
 
+#include <kvcache/observe/prometheus.hpp>
+
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -85,6 +87,8 @@ std::string report_table(const run_facts& facts, const serve_statistics& s, cons
   row("requests", std::to_string(f.served) + " served, " + std::to_string(f.failed) + " failed");
   row("prompt tokens", std::to_string(f.prompt_tokens) + ", " + std::to_string(f.reused_tokens) +
                            " found in the cache (" + fixed(100 * f.hit_ratio, 1) + " %)");
+  row("found, newest requests", std::to_string(s.window.requests) + ": " + fixed(100 * s.window.ratio(), 1) + " %; " +
+                                    std::to_string(s.again.requests) + " admitted again, which are not in it");
   row("generated tokens", std::to_string(s.generated_tokens) + " in " + std::to_string(s.steps) + " steps, " +
                               std::to_string(s.peak_sequences) + " requests at once at most");
   row("preemptions",
@@ -98,6 +102,17 @@ std::string report_table(const run_facts& facts, const serve_statistics& s, cons
   row("contiguous, prompt + max_tokens", mib(f.contiguous_bytes));
   row("contiguous, the model's context", mib(f.context_bytes));
   return out;
+}
+
+std::string metrics_page(const run_facts& facts, const serve_statistics& s, const kvcache::block_counts& counts,
+                         const kvcache::block_statistics& blocks) {
+  const kvcache::prometheus_label model{"model", facts.model};
+  const kvcache::cache_figures figures{
+      .labels = {&model, 1}, .counts = &counts, .statistics = &blocks, .window = &s.window, .again = &s.again};
+  std::string text;
+  kvcache::prometheus_text page(text);
+  kvcache::write_prometheus(page, {&figures, 1});
+  return text;
 }
 
 std::string report_json(const run_facts& facts, const serve_statistics& s, const std::vector<answer>& answers,
@@ -116,6 +131,10 @@ std::string report_json(const run_facts& facts, const serve_statistics& s, const
   out["prompt_tokens"] = f.prompt_tokens;
   out["reused_tokens"] = f.reused_tokens;
   out["hit_ratio"] = f.hit_ratio;
+  out["window_requests"] = s.window.requests;
+  out["window_hit_ratio"] = s.window.ratio();
+  out["readmitted_requests"] = s.again.requests;
+  out["readmitted_hit_ratio"] = s.again.ratio();
   out["prefilled_tokens"] = s.prefilled_tokens;
   out["recomputed_tokens"] = s.recomputed_tokens;
   out["preemptions"] = s.preemptions;

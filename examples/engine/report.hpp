@@ -5,6 +5,9 @@
 #include "statistics.hpp"
 #include "tokeniser.hpp"
 
+#include <kvcache/blocks/requests.hpp>
+#include <kvcache/types.hpp>
+
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -29,6 +32,10 @@ struct run_facts {
 /// The same and every answer, as JSON.
 [[nodiscard]] std::string report_json(const run_facts& facts, const serve_statistics& statistics,
                                       const std::vector<answer>& answers, const tokeniser& words);
+
+/// What the cache found and holds, as a page for Prometheus.
+[[nodiscard]] std::string metrics_page(const run_facts& facts, const serve_statistics& statistics,
+                                       const kvcache::block_counts& counts, const kvcache::block_statistics& blocks);
 
 /// The smallest value that at least `percent` of the values do not exceed (nearest rank); 0 of none.
 [[nodiscard]] double percentile(std::vector<double> values, double percent);

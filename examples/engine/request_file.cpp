@@ -130,6 +130,20 @@ conversation read_conversation(const json& object, const request& defaults) {
   return out;
 }
 
+/// Of two values of one key, in whichever object, one would be lost.
+json parse_line(const std::string& line) {
+  std::vector<std::set<std::string>> keys;  // of the objects that have begun
+  return json::parse(line, [&](int, json::parse_event_t event, json& parsed) {
+    if (event == json::parse_event_t::object_start)
+      keys.emplace_back();
+    else if (event == json::parse_event_t::object_end)
+      keys.pop_back();
+    else if (event == json::parse_event_t::key && !keys.back().insert(parsed.get<std::string>()).second)
+      throw bad_input("it has the key '" + parsed.get<std::string>().substr(0, 80) + "' twice in one object");
+    return true;
+  });
+}
+
 /// Calls read_one(object, defaults) for the object on each line; `id_of` finds the id in what it returns.
 template <class ReadOne, class IdOf>
 auto read_lines(std::istream& in, const std::string& name, const request& defaults, ReadOne&& read_one, IdOf&& id_of) {
@@ -142,7 +156,7 @@ auto read_lines(std::istream& in, const std::string& name, const request& defaul
     request with_id = defaults;
     with_id.id = std::to_string(number);
     try {
-      const json object = json::parse(line);
+      const json object = parse_line(line);
       if (!object.is_object()) throw bad_input("it is no JSON object");
       out.push_back(read_one(object, with_id));
       const std::string& id = id_of(out.back());

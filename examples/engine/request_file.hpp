@@ -14,7 +14,7 @@ namespace engine {
 /// Reads requests, one JSON object a line; empty lines are skipped. Keys: `messages` ([{role, content}, ...]) or
 /// `prompt` (a user's only message), and, all optional, `id`, `max_tokens`, `ignore_end`, `temperature`, `top_k`,
 /// `top_p`, `seed`. What a line leaves out comes from `defaults`; a line without id is called by its number. Throws
-/// bad_input, naming the line, where one is not such an object or a value is impossible.
+/// bad_input, naming the line, where one is not such an object, has a key twice or a value that is impossible.
 [[nodiscard]] std::vector<request> read_requests(std::istream& in, const std::string& name, const tokeniser& words,
                                                  const request& defaults);
 

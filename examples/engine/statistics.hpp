@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <kvcache/observe/hit_window.hpp>
+
 #include <cstdint>
 
 namespace engine {
@@ -13,6 +15,9 @@ struct serve_statistics {
   std::uint64_t preemptions = 0;
   std::uint64_t generated_tokens = 0;
   double busy_s = 0;  ///< seconds spent in steps
+
+  kvcache::hit_sums window;  ///< of the last requests that were admitted, each once
+  kvcache::hit_sums again;   ///< of those that came back after a preemption
 
   std::uint32_t peak_sequences = 0;  ///< in one step
   std::uint32_t peak_blocks = 0;     ///< referenced at once

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which eviction policy suits a load? Replays a trace through the library's index at several capacities. Exit status 2:
 // the input cannot be used.
+#include "bad_input.hpp"
 #include "options.hpp"
 #include "plot.hpp"
 #include "replay.hpp"
@@ -8,7 +9,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 #include <string>
 #include <vector>
@@ -16,6 +19,13 @@
 #include <unistd.h>
 
 namespace {
+
+/// What is printed is whole, or the program fails.
+void flush_output() {
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
+    throw replay::bad_input(std::string("cannot write to the standard output: ") + std::strerror(errno) +
+                            "; what was printed is not whole");
+}
 
 void print_row(const replay::options& o, const std::string& name, std::uint32_t blocks, std::size_t hits,
                std::size_t references) {
@@ -27,7 +37,7 @@ void print_row(const replay::options& o, const std::string& name, std::uint32_t 
   } else {
     std::printf("%-12s %10u %12zu %12zu %9.4f\n", name.c_str(), blocks, hits, references, ratio);
   }
-  std::fflush(stdout);
+  flush_output();
 }
 
 }  // namespace
@@ -35,7 +45,11 @@ void print_row(const replay::options& o, const std::string& name, std::uint32_t 
 int main(int argc, char** argv) {
   try {
     const auto options = replay::parse_options(argc, argv);
-    if (!options) return 0;
+    if (!options) {
+      flush_output();
+      return 0;
+    }
+    if (!options->plot.empty()) replay::check_plot(options->plot);
     const replay::trace all = replay::read_trace_file(options->trace);
     if (!options->json)
       std::printf("%zu requests, %zu blocks\n\n%-12s %10s %12s %12s %9s\n", all.requests.size(), all.references,
@@ -50,7 +64,8 @@ int main(int argc, char** argv) {
           if (done % 1024 == 0)
             std::fprintf(stderr, "\r%s, %u blocks: %zu %% ", name.c_str(), blocks, 100 * done / all.requests.size());
         };
-        const std::size_t hits = replay::hits(name, all, blocks, watched ? replay::progress(report) : nullptr);
+        const std::size_t hits =
+            replay::hits(name, all, {blocks, options->block_tokens}, watched ? replay::progress(report) : nullptr);
         if (watched) std::fprintf(stderr, "\r%40s\r", "");
         print_row(*options, name, blocks, hits, all.references);
         curve.blocks.push_back(blocks);

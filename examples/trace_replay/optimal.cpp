@@ -12,12 +12,19 @@ namespace {
 
 constexpr std::size_t never = std::numeric_limits<std::size_t>::max();
 
-/// For each request and block: the next request that has the block.
+/// The prompt, and what was generated after it.
+request whole(const trace& all, std::size_t r) {
+  request blocks = all.requests[r];
+  if (r < all.outputs.size()) blocks.insert(blocks.end(), all.outputs[r].begin(), all.outputs[r].end());
+  return blocks;
+}
+
+/// For each request and block: the next request whose prompt has the block.
 std::vector<std::vector<std::size_t>> next_uses(const trace& all) {
   std::vector<std::vector<std::size_t>> next(all.requests.size());
   std::unordered_map<kvcache::content_unit, std::size_t> seen;
   for (std::size_t r = all.requests.size(); r-- > 0;) {
-    for (const auto block : all.requests[r]) {
+    for (const auto block : whole(all, r)) {
       const auto found = seen.find(block);
       next[r].push_back(found == seen.end() ? never : found->second);
     }
@@ -35,9 +42,9 @@ std::size_t optimal_hits(const trace& all, std::uint32_t blocks) {
   std::unordered_map<kvcache::content_unit, place> places;
   std::size_t hits = 0;
   for (std::size_t r = 0; r < all.requests.size(); ++r) {
-    const request& wanted = all.requests[r];
+    const request wanted = whole(all, r);
     std::size_t leading = 0;
-    while (leading < wanted.size() && places.contains(wanted[leading])) ++leading;
+    while (leading < all.requests[r].size() && places.contains(wanted[leading])) ++leading;
     hits += leading;
     for (std::size_t depth = 0; depth < wanted.size(); ++depth) {
       const auto block = wanted[depth];

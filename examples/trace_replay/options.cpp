@@ -7,12 +7,22 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
+#include <system_error>
 
 namespace replay {
 namespace {
 
-constexpr std::int64_t most_blocks = std::int64_t{1} << 24;
+/// Decimal, whatever it begins with.
+std::uint32_t read_number(const std::string& option, const std::string& text, std::uint32_t most) {
+  std::uint32_t number = 0;
+  const char* const end = text.data() + text.size();
+  const auto [stopped, fault] = std::from_chars(text.data(), end, number);
+  if (fault != std::errc{} || stopped != end || number < 1 || number > most)
+    throw bad_input(option + " has '" + text + "', it has to be a number from 1 to " + std::to_string(most));
+  return number;
+}
 
 }  // namespace
 
@@ -22,16 +32,22 @@ std::optional<options> parse_options(int argc, const char* const* argv) {
       "found in the cache. `optimal` is what a policy that knows the future could reach."};
   std::string known;
   for (const std::string& name : known_policies()) known += (known.empty() ? "" : ", ") + name;
-  std::vector<std::int64_t> blocks{1'000, 3'000, 10'000, 30'000, 100'000};
+  std::vector<std::string> blocks{"1000", "3000", "10000", "30000", "100000"};
+  std::string block_tokens = "512";
   options o;
   o.evictions = known_policies();
-  app.add_option("--trace", o.trace, "JSON lines with the key hash_ids: the blocks of a request's prompt")->required();
+  app.add_option("--trace", o.trace,
+                 "JSON lines with the key hash_ids, the blocks of a request's prompt,\n"
+                 "and perhaps output_hash_ids, those it generates")
+      ->required();
   app.add_option("--eviction", o.evictions, "policies, separated by commas: " + known)
       ->delimiter(',')
       ->default_str("all");
   app.add_option("--blocks", blocks, "capacities in blocks, separated by commas")
       ->delimiter(',')
       ->default_str("1000,3000,10000,30000,100000");
+  app.add_option("--block-tokens", block_tokens, "tokens that a block of the trace stands for, an even number")
+      ->capture_default_str();
   app.add_option("--plot", o.plot, "draw hit ratio over capacity into this PNG file (needs gnuplot)");
   app.add_flag("--json", o.json, "print one JSON object a line instead of a table");
   try {
@@ -45,11 +61,11 @@ std::optional<options> parse_options(int argc, const char* const* argv) {
   for (const std::string& name : o.evictions)
     if (std::ranges::find(known_policies(), name) == known_policies().end())
       throw bad_input("--eviction names '" + name + "', choose of " + known);
-  for (const std::int64_t n : blocks) {
-    if (n < 1 || n > most_blocks)
-      throw bad_input("--blocks has " + std::to_string(n) + ", it has to be from 1 to " + std::to_string(most_blocks));
-    o.blocks.push_back(static_cast<std::uint32_t>(n));
-  }
+  for (const std::string& n : blocks) o.blocks.push_back(read_number("--blocks", n, 1u << 24));
+  o.block_tokens = read_number("--block-tokens", block_tokens, 1u << 16);
+  if (o.block_tokens % 2 != 0)
+    throw bad_input("--block-tokens has " + std::to_string(o.block_tokens) +
+                    ", it has to be even; half a block stands " + "for the end of a prompt");
   return o;
 }
 

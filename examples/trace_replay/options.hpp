@@ -12,6 +12,7 @@ struct options {
   std::string trace;
   std::vector<std::string> evictions;
   std::vector<std::uint32_t> blocks;
+  std::uint32_t block_tokens = 512;
   std::string plot;  ///< PNG file to draw into, or empty
   bool json = false;
 };

@@ -3,39 +3,54 @@
 
 #include "bad_input.hpp"
 
+#include <array>
+#include <cerrno>
 #include <cstdio>
-#include <filesystem>
-#include <memory>
+#include <cstring>
+#include <fstream>
 
 namespace replay {
 namespace {
 
-/// In gnuplot's single quotes, where only the quote itself is special.
-std::string quoted(const std::string& text) {
-  std::string out = "'";
-  for (const char c : text) out += c == '\'' ? std::string("''") : std::string(1, c);
-  return out + "'";
+std::string script(const std::vector<curve>& curves) {
+  std::string text =
+      "set terminal pngcairo noenhanced size 900,600\nset logscale x\nset grid\nset key left top\n"
+      "set xlabel 'blocks'\nset ylabel 'hit ratio'\nset yrange [0:*]\nplot ";
+  for (std::size_t i = 0; i < curves.size(); ++i)
+    text += (i == 0 ? "'-' with linespoints title '" : ", '-' with linespoints title '") + curves[i].name + "'";
+  text += "\n";
+  for (const curve& c : curves) {
+    for (std::size_t i = 0; i < c.blocks.size(); ++i)
+      text += std::to_string(c.blocks[i]) + " " + std::to_string(c.hit_ratio[i]) + "\n";
+    text += "e\n";
+  }
+  return text;
+}
+
+[[noreturn]] void unwritable(const std::string& path) {
+  throw bad_input("cannot write " + path + ": " + std::strerror(errno));
 }
 
 }  // namespace
 
+void check_plot(const std::string& path) {
+  if (!std::ofstream(path, std::ios::app)) unwritable(path);
+}
+
 void plot(const std::vector<curve>& curves, const std::string& path) {
-  std::FILE* const gnuplot = ::popen("gnuplot", "w");
-  if (gnuplot == nullptr) throw bad_input("cannot start gnuplot; install it (Debian: gnuplot-nox)");
-  std::string script = "set terminal pngcairo noenhanced size 900,600\nset output " + quoted(path) +
-                       "\nset logscale x\nset grid\nset key left top\nset xlabel 'blocks'\nset ylabel 'hit ratio'\n"
-                       "set yrange [0:*]\nplot ";
-  for (std::size_t i = 0; i < curves.size(); ++i)
-    script += (i == 0 ? "" : ", ") + std::string("'-' with linespoints title ") + quoted(curves[i].name);
-  script += "\n";
-  for (const curve& c : curves) {
-    for (std::size_t i = 0; i < c.blocks.size(); ++i)
-      script += std::to_string(c.blocks[i]) + " " + std::to_string(c.hit_ratio[i]) + "\n";
-    script += "e\n";
-  }
-  const bool written = std::fputs(script.c_str(), gnuplot) >= 0;
-  if (::pclose(gnuplot) != 0 || !written || !std::filesystem::exists(path))
-    throw bad_input("gnuplot could not draw " + path + "; is it installed (Debian: gnuplot-nox), may it write there?");
+  // gnuplot does not look whether its picture could be written, so it hands it to us.
+  const std::string command = "gnuplot <<'end of the script'\n" + script(curves) + "end of the script\n";
+  std::FILE* const gnuplot = ::popen(command.c_str(), "r");
+  if (gnuplot == nullptr) throw bad_input(std::string("cannot start a shell for gnuplot: ") + std::strerror(errno));
+  std::string picture;
+  std::array<char, 4096> part;
+  while (const std::size_t size = std::fread(part.data(), 1, part.size(), gnuplot)) picture.append(part.data(), size);
+  if (::pclose(gnuplot) != 0 || picture.empty())
+    throw bad_input("gnuplot could not draw " + path + "; is it installed (Debian: gnuplot-nox)?");
+  std::ofstream out(path, std::ios::binary);
+  out << picture;
+  out.close();
+  if (!out) unwritable(path);
 }
 
 }  // namespace replay

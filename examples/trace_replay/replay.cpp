@@ -13,22 +13,29 @@
 #include <kvcache/eviction/s3fifo.hpp>
 #include <kvcache/eviction/tiny_lfu.hpp>
 
+#include <algorithm>
 #include <stdexcept>
 
 namespace replay {
 namespace {
 
 constexpr std::uint32_t units = 2;
-constexpr std::uint32_t trace_block_tokens = 512;
 
 template <class Eviction>
-std::size_t replayed(const trace& all, std::uint32_t blocks, const progress& report) {
+std::size_t replayed(const trace& all, const pool& how, const progress& report) {
+  const std::uint32_t blocks = how.blocks;
   // Two units of content make a block of the trace, so that half a block can stand for the end of a request, which is
   // never cached: of a request, something is always left to compute.
   kvcache::block_manager<Eviction> manager(
-      {.blocks = blocks, .block_size = units, .unit_tokens = trace_block_tokens / units});
+      {.blocks = blocks, .block_size = units, .unit_tokens = how.block_tokens / units});
   std::size_t hits = 0;
   request content;
+  const auto compute = [&](kvcache::sequence_id sequence, kvcache::content_view computed) {
+    const kvcache::want rest{sequence, static_cast<std::uint32_t>(computed.size())};
+    auto step = manager.begin({&rest, 1});
+    if (!step || !step->accept() || !manager.commit(sequence, computed) || !manager.retire(*step))
+      throw std::logic_error("a step of a request that fits failed");
+  };
   for (std::size_t r = 0; r < all.requests.size(); ++r) {
     if (report) report(r);
     const request& wanted = all.requests[r];
@@ -40,26 +47,29 @@ std::size_t replayed(const trace& all, std::uint32_t blocks, const progress& rep
     if (size < blocks) content.push_back(0);  // what fills the pool has no room for an end, and computes its last block
     const auto opened = manager.open({.content = content, .reserve = size * units});
     if (!opened) throw std::logic_error("a request did not fit an idle pool");
-    const kvcache::want rest{opened->sequence, size * units - opened->reused_tokens};
-    auto step = manager.begin({&rest, 1});
-    const kvcache::content_view computed = kvcache::content_view(content).sub(opened->reused_tokens, rest.tokens);
-    if (!step || !step->accept() || !manager.commit(opened->sequence, computed) || !manager.retire(*step) ||
-        !manager.close(opened->sequence))
-      throw std::logic_error("a step of a request that fits failed");
+    compute(opened->sequence,
+            kvcache::content_view(content).sub(opened->reused_tokens, size * units - opened->reused_tokens));
+    if (r < all.outputs.size() && size < blocks && !all.outputs[r].empty()) {
+      content.clear();
+      for (std::size_t i = 0; i < std::min<std::size_t>(all.outputs[r].size(), blocks - size); ++i)
+        content.insert(content.end(), units, all.outputs[r][i]);
+      compute(opened->sequence, content);
+    }
+    if (!manager.close(opened->sequence)) throw std::logic_error("an open sequence could not be closed");
   }
   return hits;
 }
 
 struct policy {
   std::string name;
-  std::size_t (*hits)(const trace&, std::uint32_t, const progress&);
+  std::size_t (*hits)(const trace&, const pool&, const progress&);
 };
 
 template <class... Evictions>
 std::vector<policy> table_of() {
   std::vector<policy> all{{Evictions::name, &replayed<Evictions>}...};
   all.push_back(
-      {"optimal", [](const trace& t, std::uint32_t blocks, const progress&) { return optimal_hits(t, blocks); }});
+      {"optimal", [](const trace& t, const pool& how, const progress&) { return optimal_hits(t, how.blocks); }});
   return all;
 }
 
@@ -80,9 +90,9 @@ const std::vector<std::string>& known_policies() {
   return names;
 }
 
-std::size_t hits(const std::string& name, const trace& all, std::uint32_t blocks, const progress& report) {
+std::size_t hits(const std::string& name, const trace& all, const pool& how, const progress& report) {
   for (const policy& p : policies())
-    if (p.name == name) return p.hits(all, blocks, report);
+    if (p.name == name) return p.hits(all, how, report);
   std::string known;
   for (const policy& p : policies()) known += (known.empty() ? "" : ", ") + p.name;
   throw bad_input("eviction '" + name + "' is not known; choose of " + known);

@@ -308,15 +308,42 @@ TEST_CASE("A pool too small for all answers at once: some are preempted and go o
   small_model small;
   const std::vector<request> requests = some_requests(small.words);
   const auto expected = alone(small, requests);
-  const auto cache = small.cache(8, 13);
+  const auto cache = small.cache(8, 12);
   recorder heard;
   batcher batcher(small.model, *cache, {}, heard);
   for (const request& r : requests) batcher.submit(r);
   batcher.run();
   CHECK(tokens_of(batcher.answers()) == expected);
-  CHECK(batcher.statistics().preemptions > 0);
+  const serve_statistics& s = batcher.statistics();
+  CHECK(s.preemptions > 0);
+  // R13: each request once, and apart from that what came back: the token after what it had computed is new then.
+  std::uint64_t prompts = 0;
+  for (const request& r : requests) prompts += r.prompt.size();
+  CHECK(s.window == kvcache::hit_sums{requests.size(), prompts, 0});
+  CHECK(s.again.requests == s.preemptions);
+  CHECK(s.again.hit > 0);
+  CHECK(s.again.queried - s.again.hit == s.recomputed_tokens + s.again.requests);
   for (std::size_t i = 0; i < requests.size(); ++i) CHECK(heard.tokens[i] == expected[i]);  // each token once
   CHECK(all_available(*cache));
+}
+
+TEST_CASE("R13 the hit ratio of the newest requests counts each admitted one once, however many steps it takes") {
+  small_model small;
+  const auto cache = small.cache(8, 64);
+  deaf nobody;
+  batcher batcher(small.model, *cache, {.chunk = 3, .window = 2}, nobody);
+  const auto serve_one = [&](const std::string& text, std::uint32_t max_tokens) {
+    batcher.submit(ask(small, text, max_tokens));
+    batcher.run();
+    return batcher.statistics().window;
+  };
+  const std::string same(20, 'w');
+  CHECK(serve_one(same, 5) == kvcache::hit_sums{1, 20, 0});
+  CHECK(serve_one(same, 5) == kvcache::hit_sums{2, 40, 16});
+  CHECK(serve_one(std::string(10, 'x'), 1) == kvcache::hit_sums{2, 30, 16});
+  CHECK(serve_one(std::string(1000, 'x'), 1) == kvcache::hit_sums{2, 30, 16});  // refused: the pool has 512 tokens
+  CHECK(serve_one(same, 1) == kvcache::hit_sums{2, 30, 16});
+  CHECK(batcher.statistics().again == kvcache::hit_sums{});
 }
 
 TEST_CASE("Blocks, bytes and wasted slots are counted as they are used") {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The engine as a user runs it: what it prints, and what it says and exits with on bad input. The model is the random
 // one. Under AddressSanitizer a leak would change the exit status.
+#include "../observe/prometheus_parser.hpp"
 #include "catch.hpp"
 #include "random_model.hpp"
 #include "sanitized.hpp"
@@ -148,6 +149,36 @@ TEST_CASE("A chat keeps what was said; later turns find it in the cache") {
   CHECK(json["answers"][1]["reused_tokens"].get<int>() >= json["answers"][0]["prompt_tokens"].get<int>() / 16 * 16);
 }
 
+TEST_CASE("R13 the report and the page for Prometheus have the hit ratio of the newest requests") {
+  const folder f;
+  std::string lines;
+  for (const char* id : {"a", "b", "c"})
+    lines +=
+        std::string(R"({"id": ")") + id + R"(", "prompt": ")" + std::string(40, 'p') + R"(", "max_tokens": 2})" + "\n";
+  const outcome o =
+      run(f, {"-m", f.at("model.gguf"), "-r", f.write("requests.jsonl", lines), "--ignore-end", "--max-sequences", "1",
+              "--window", "2", "--json", f.at("report.json"), "--metrics", f.at("page.txt")});
+  INFO(o.err);
+  REQUIRE(o.status == 0);
+  const auto json = nlohmann::json::parse(read_file(f.at("report.json")));
+  const double tokens = json["prompt_tokens"].get<double>() / 3;
+  const double reused = json["answers"][2]["reused_tokens"].get<double>();
+  CHECK(reused > 0.7 * tokens);
+  CHECK(json["window_requests"] == 2);
+  CHECK(json["window_hit_ratio"] == Approx(reused / tokens));
+  CHECK(json["hit_ratio"] == Approx(2 * reused / (3 * tokens)));
+  CHECK(json["readmitted_requests"] == 0);
+  CHECK_THAT(o.out, contains_text("found, newest requests") && contains_text("2: "));
+
+  const kvcache_test::prometheus_page page(read_file(f.at("page.txt")));
+  const kvcache_test::prometheus_page::labels model{{"model", json["model"].get<std::string>()}};
+  CHECK(page.value("kvcache_window_requests", model) == 2);
+  CHECK(page.value("kvcache_window_queried_tokens", model) == 2 * tokens);
+  CHECK(page.value("kvcache_window_hit_ratio", model) == Approx(reused / tokens).margin(1e-6));
+  CHECK(page.value("kvcache_hit_tokens_total", model) == 2 * reused);
+  CHECK(page.value("kvcache_readmitted_requests_total", model) == 0);
+}
+
 TEST_CASE("Chats that share a system prompt are served side by side; without reuse the answers are the same") {
   const folder f;
   const std::string system(400, 's');
@@ -215,6 +246,7 @@ TEST_CASE("Options that can never work end the engine with 2 and a sentence") {
   refuses(f, with({"--block-size", "12"}), "block size is 12, choose one of 8, 16, 64");
   refuses(f, with({"--max-tokens", "0"}), "max tokens is 0, the least is 1");
   refuses(f, with({"--max-sequences", "0"}), "at once is 0, the least is 1");
+  refuses(f, with({"--window", "0"}), "hit window: 0 requests, from 1 to 16777216 possible");
   refuses(f, with({"--chunk", "0"}), "in a step is 0, the least is 1");
   refuses(f, with({"--threads", "100000"}), "threads is 100000, at most 1024 are possible");
   refuses(f, with({"--temperature", "-1"}), "temperature is -1");
@@ -303,4 +335,9 @@ TEST_CASE("A report that cannot be written is a fault, told before anything is s
   CHECK(o.status == 2);
   CHECK(o.out.empty());
   CHECK_THAT(o.err, contains_text("cannot write"));
+  refuses(f, {"-m", f.at("model.gguf"), "-p", "hello", "--metrics", f.at("no/such/page.txt")},
+          "cannot write " + f.at("no/such/page.txt"));
+  const outcome full = run(f, {"-m", f.at("model.gguf"), "-p", "hello", "-n", "1", "--metrics", "/dev/full"});
+  CHECK(full.status == 2);
+  CHECK_THAT(full.err, contains_text("cannot write /dev/full"));
 }

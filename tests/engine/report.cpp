@@ -36,6 +36,8 @@ TEST_CASE("Table and JSON say the same of a run") {
   s.peak_context_tokens = 3072;
   s.allocated_slots = 400;
   s.unused_slots = 10;
+  s.window = {4, 80, 60};
+  s.again = {2, 30, 6};
   std::vector<answer> answers(3);
   answers[0] = {.id = "a", .tokens = {3 + 0xc3}, .prompt_tokens = 5, .how = finish::end, .first_token_s = 0.25};
   answers[1] = {.id = "b", .prompt_tokens = 6, .reused_tokens = 4, .how = finish::length, .first_token_s = 0.75};
@@ -55,6 +57,10 @@ TEST_CASE("Table and JSON say the same of a run") {
   CHECK(json["prompt_tokens"] == 11);
   CHECK(json["reused_tokens"] == 4);
   CHECK(json["hit_ratio"] == 4.0 / 11);
+  CHECK(json["window_requests"] == 4);
+  CHECK(json["window_hit_ratio"] == 0.75);
+  CHECK(json["readmitted_requests"] == 2);
+  CHECK(json["readmitted_hit_ratio"] == 0.2);
   CHECK(json["preemptions"] == 2);
   CHECK(json["recomputed_tokens"] == 17);
   CHECK(json["answers"][0]["text"] == "\xef\xbf\xbd");  // half a character
@@ -62,8 +68,8 @@ TEST_CASE("Table and JSON say the same of a run") {
 
   const std::string table = report_table(facts, s, answers);
   for (const char* part : {"2 served, 1 failed", "4 found in the cache (36.4 %)", "2, 17 tokens computed again",
-                           "30 in 10 steps, 3 requests at once", "15.0", "0.250 s / 0.750 s", "7\n", "0.1 MiB",
-                           "2.50 %", "0.6 MiB", "3.0 MiB"})
+                           "4: 75.0 %; 2 admitted again", "30 in 10 steps, 3 requests at once", "15.0",
+                           "0.250 s / 0.750 s", "7\n", "0.1 MiB", "2.50 %", "0.6 MiB", "3.0 MiB"})
     CHECK_THAT(table, contains_text(part));
 }
 

@@ -44,6 +44,9 @@ TEST_CASE("A line of a request file says what differs from the command line") {
   CHECK(requests[1].how.top_p == 0.25f);
   CHECK(requests[1].how.seed == ~std::uint64_t{0});
   CHECK(requests[1].ignore_end);
+  // Each object has keys of its own.
+  CHECK_NOTHROW(
+      read(R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "id": "role"})"));
 }
 
 TEST_CASE("A malformed request is refused with the number of its line") {
@@ -75,6 +78,9 @@ TEST_CASE("A malformed request is refused with the number of its line") {
   refuses(R"({"prompt": "a", "ignore_end": 1})", "'ignore_end' is 1, it must be true or false");
   refuses(R"({"prompt": "a", "max_token": 4})", "an unknown key 'max_token'");
   refuses("{\"prompt\": \"\xff\"}", "it is no JSON");
+  refuses(R"({"prompt": "a", "max_tokens": 3, "prompt": "b"})", "it has the key 'prompt' twice in one object");
+  refuses(R"({"messages": [{"role": "user", "content": "a", "role": "user"}]})",
+          "it has the key 'role' twice in one object");
 }
 
 TEST_CASE("A request file without a request is refused") {

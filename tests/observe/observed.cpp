@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <kvcache/blocks/block_manager.hpp>
 #include <kvcache/eviction/gittins.hpp>
 #include <kvcache/eviction/priority.hpp>
 #include <kvcache/eviction/s3fifo.hpp>
@@ -8,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "../blocks/support.hpp"
 #include "../eviction/toy_cache.hpp"
 #include "catch.hpp"
 
@@ -135,6 +137,56 @@ TEST_CASE("without a time of the caller, requests are the time") {
   p.insert(1);
   p.evict(1);
   CHECK(p.age() == of({0}));
+}
+
+TEST_CASE("a time that starts at 0 after the first requests starts the figures anew, and nothing is older than time") {
+  const std::uint64_t start = GENERATE(0u, 2u);
+  observed<lru> p(3);
+  for (int i = 0; i < 5; ++i) {
+    for (kvcache::block_id b = 1; b <= 3; ++b) {
+      if (i != 0) p.erase(b);
+      p.reference(b, b * 11, 0);
+      p.insert(b);
+    }
+  }
+  p.evict(1);
+  CHECK(p.gap().count() == 12);
+  p.advance(start);
+  CHECK(p.gap().count() + p.age().count() + p.idle().count() == 0);
+  p.erase(2);
+  p.reference(2, 22, 0);
+  CHECK(p.gap() == of({start}));
+  p.insert(2);
+  p.advance(9);
+  p.evict(2);
+  p.evict(3);
+  CHECK(p.age() == of({9, 9}));
+  CHECK(p.idle() == of({9 - start, 9}));
+}
+
+TEST_CASE("what a reset or a time to live has forgotten is stored anew when it comes back, and no gap") {
+  kvcache::block_manager<observed<lru>> m({.blocks = 8, .block_size = 2});
+  const kvcache_test::text content = kvcache_test::words(1, 5);
+  const kvcache::retention_range ranges[]{{.end = 5, .time_to_live = 10}};
+  const auto ask = [&](std::uint64_t now) {
+    m.advance(now);
+    const auto opened = m.open({.content = content, .reserve = 5, .retention = ranges});
+    REQUIRE(opened.has_value());
+    kvcache_test::extend(m, opened->sequence, {content.begin() + opened->reused_tokens, content.end()});
+    kvcache_test::close(m, opened->sequence);
+    return opened->reused_tokens;
+  };
+  CHECK(ask(0) == 0);
+  CHECK(ask(3) == 4);
+  CHECK(m.policy().gap() == of({3, 3}));
+  REQUIRE(m.reset().has_value());
+  CHECK(ask(7) == 0);
+  CHECK(ask(50) == 0);
+  CHECK(m.policy().gap() == of({3, 3}));
+  CHECK(ask(51) == 4);
+  CHECK(m.policy().gap() == of({3, 3, 1, 1}));
+  // Two by the reset at 3, two when they were 43 old.
+  CHECK(m.policy().age() == of({3, 3, 43, 43}));
 }
 
 TEST_CASE("content that was forgotten is not counted as evicted, nor what follows it as used again") {

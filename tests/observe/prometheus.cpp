@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <kvcache/observe/prometheus.hpp>
 
+#include <algorithm>
 #include <clocale>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <string>
 #include <vector>
@@ -232,13 +234,72 @@ TEST_CASE("names that the format does not allow are refused with value and remed
                     "prometheus: the label 'a' comes twice in one sample, 1 time possible; rename it");
   CHECK(text == before);
   const prometheus_label le[]{{"le", "1"}};
-  CHECK_NOTHROW(page.sample(le, 1));
+  CHECK_THROWS_WITH(
+      page.sample(le, 1),
+      "prometheus: the label name 'le' is the format's own, as le and all that begins with __; rename it");
+  const prometheus_label own[]{{"__name__", "other"}};
+  CHECK_THROWS_AS(page.sample(own, 1), kvcache::invalid_argument);
+  CHECK_THROWS_AS(page.sample({}, own[0], 1), kvcache::invalid_argument);
+  CHECK(text == before);
   page.family("h", "", prometheus_type::histogram);
   CHECK_THROWS_AS(page.sample(le, histogram{}), kvcache::invalid_argument);
-  const kvcache::block_counts counts;
-  const prometheus_label state[]{{"state", "1"}};
-  const cache_figures figures{.labels = state, .counts = &counts};
-  CHECK_THROWS_AS(kvcache::write_prometheus(page, {&figures, 1}), kvcache::invalid_argument);
+}
+
+TEST_CASE("a page that is refused has nothing of it written, in a string and in a buffer") {
+  everything a, b;
+  cache_figures caches[]{a.figures(), b.figures()};
+  const prometheus_label one[]{{"rank", "1"}, {"model", ""}};
+  const prometheus_label same[]{{"rank", "1"}};
+  const prometheus_label other[]{{"rank", "2"}, {"model", "m"}};
+  caches[0].labels = one;
+  caches[1].labels = other;
+  const auto refused = [&](const std::string& why, const kvcache::time_unit& unit = {}) {
+    INFO(why);
+    std::string text = "before";
+    prometheus_text page(text);
+    CHECK_THROWS_WITH(kvcache::write_prometheus(page, caches, unit), kvcache_test::contains_text(why));
+    CHECK(text == "before");
+    char buffer[100];
+    std::fill(std::begin(buffer), std::end(buffer), '#');
+    prometheus_text cut{std::span<char>(buffer)};
+    CHECK_THROWS_AS(kvcache::write_prometheus(cut, caches, unit), kvcache::invalid_argument);
+    CHECK(cut.size() == 0);
+    CHECK(std::count(std::begin(buffer), std::end(buffer), '#') == 100);
+  };
+  const prometheus_page good(page_of(caches));
+  SECTION("labels") {
+    for (const char* const name : {"state", "blocks", "le", "__name__", "1x", "a:b"}) {
+      const prometheus_label bad[]{{"rank", "2"}, {name, "1"}};
+      caches[1].labels = bad;
+      refused("the label");
+    }
+  }
+  SECTION("two caches of the same labels") {
+    caches[1].labels = same;
+    refused("caches 0 and 1 have the same labels and both have kvcache_blocks, 1 of them possible");
+    // Of which one has what the other has not, they may be.
+    caches[0] = {.labels = one, .counts = &a.counts};
+    caches[1].counts = nullptr;
+    CHECK_NOTHROW(prometheus_page(page_of(caches)));
+    caches[0] = {.labels = one, .curve = a.curve};
+    refused("both have kvcache_predicted_hit_ratio");
+  }
+  SECTION("ratios") {
+    using limits = std::numeric_limits<double>;
+    for (const double bad : {limits::quiet_NaN(), limits::infinity(), -limits::infinity(), -0.1, 1.1}) {
+      b.curve[1].ratio = bad;
+      refused(", from 0 to 1 possible; leave out what is not known");
+    }
+  }
+  SECTION("a size twice") {
+    b.curve.push_back({1'000, 0.5});
+    caches[1].curve = b.curve;
+    refused("a curve has 1000 blocks twice");
+  }
+  SECTION("units") {
+    refused("the metric name 'kvcache_block_age_milli seconds'", {"milli seconds", 3});
+    refused("a time unit of 20 decimals, at most 19 possible", {"seconds", 20});
+  }
 }
 #endif
 

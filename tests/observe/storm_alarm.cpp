@@ -136,6 +136,12 @@ TEST_CASE("a storm alarm that could never work is refused with value, limit and 
   CHECK_THROWS_AS(storm_alarm({.falls_to = 0.8, .recovers_to = 0.8}), invalid_argument);
   CHECK_THROWS_AS(storm_alarm({.recovers_to = 1.1}), invalid_argument);
   CHECK_THROWS_AS(storm_alarm({.falls_to = std::numeric_limits<double>::quiet_NaN()}), invalid_argument);
+  CHECK_THROWS_WITH(
+      storm_alarm({.least_average = 0}),
+      "storm alarm: a least average of 0.000000, more than 0 and at most 1 possible; 0.05 leaves noise alone");
+  for (const double bad : {-0.1, 1.1, std::numeric_limits<double>::quiet_NaN()})
+    CHECK_THROWS_AS(storm_alarm({.least_average = bad}), invalid_argument);
+  CHECK_NOTHROW(storm_alarm({.least_average = 1}));
   CHECK_NOTHROW(storm_alarm({.window = 100, .average = 400, .recovers_to = 1}));
 }
 #endif

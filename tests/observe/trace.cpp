@@ -1,45 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // An hour's conversations through observed<lru>: the curve it predicts from one pool, against what lru finds in pools
-// of other sizes. The trace is looked for in $KVCACHE_SHARED/traces, by default in a folder `shared` beside the
-// repository.
-#include "trace.hpp"
-
+// of other sizes.
 #include <kvcache/blocks/block_manager.hpp>
 #include <kvcache/observe/observed.hpp>
 
 #include <array>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <filesystem>
-#include <optional>
 #include <vector>
 
 #include "catch.hpp"
+#include "conversation_trace.hpp"
 
 namespace {
 
-/// Can be found while a block manager owns it.
-struct watched : kvcache::observed<kvcache::lru> {
-  explicit watched(kvcache::block_id highest) : observed(highest) { instance = this; }
-  static const watched* instance;
-};
-const watched* watched::instance = nullptr;
-
-/// Empty where there is none; the reason is printed, and ctest shows the test as skipped.
-std::optional<replay::trace> conversations() {
-  const char* const given = std::getenv("KVCACHE_SHARED");
-  const auto path =
-      std::filesystem::path(given != nullptr ? given : KVCACHE_DEFAULT_SHARED) / "traces" / "conversation_trace.jsonl";
-  if (!std::filesystem::exists(path)) {
-    std::printf("SKIPPED: no trace at %s; set KVCACHE_SHARED to the folder that has traces/\n", path.c_str());
-    return std::nullopt;
-  }
-  return replay::read_trace_file(path.string());
-}
-
 /// One request at a time. Two units of content are a block; half a block more is an end that is never cached.
-void replay_through(kvcache::block_manager<watched>& manager, const replay::trace& all) {
+void replay_through(kvcache::block_manager<kvcache::observed<kvcache::lru>>& manager, const replay::trace& all) {
   replay::request content;
   bool good = true;
   for (const replay::request& wanted : all.requests) {
@@ -63,14 +38,14 @@ void replay_through(kvcache::block_manager<watched>& manager, const replay::trac
 }  // namespace
 
 TEST_CASE("the curve predicted on the conversation trace is within 0.015 of what lru finds, at every size") {
-  const auto all = conversations();
+  const auto all = kvcache_test::conversation_trace();
   if (!all) return;
   constexpr std::array<std::uint32_t, 7> capacities{1'000, 3'000, 5'859, 10'000, 30'000, 50'000, 100'000};
   constexpr std::array<double, 7> found{12'847, 18'850, 39'258, 61'046, 93'978, 102'290, 104'924};
   for (const std::uint32_t pool : {1'000u, 5'859u, 50'000u}) {
-    kvcache::block_manager<watched> manager({.blocks = pool, .block_size = 2});
+    kvcache::block_manager<kvcache::observed<kvcache::lru>> manager({.blocks = pool, .block_size = 2});
     replay_through(manager, *all);
-    const auto& reuse = watched::instance->reuse();
+    const auto& reuse = manager.policy().reuse();
     CHECK(reuse.references() == all->references);
     CHECK(reuse.stands_for() >= 8);
     for (std::size_t i = 0; i < capacities.size(); ++i) {
@@ -78,6 +53,6 @@ TEST_CASE("the curve predicted on the conversation trace is within 0.015 of what
       const double lru = found[i] / static_cast<double>(all->references);
       CHECK(reuse.hit_ratio(capacities[i]) == Approx(lru).margin(0.015));
     }
-    CHECK(watched::instance->age().count() == manager.statistics().evicted_blocks);
+    CHECK(manager.policy().age().count() == manager.statistics().evicted_blocks);
   }
 }

@@ -37,7 +37,7 @@ class load {
 };
 
 double share(const replay::trace& t, const char* policy) {
-  return static_cast<double>(replay::hits(policy, t, pool)) / static_cast<double>(replay::optimal_hits(t, pool));
+  return static_cast<double>(replay::hits(policy, t, {pool})) / static_cast<double>(replay::optimal_hits(t, pool));
 }
 
 }  // namespace
@@ -46,7 +46,7 @@ TEST_CASE("gittins keeps six conversations through scans that push everything ou
   // Between two turns of a conversation 96 blocks of scans pass through 40.
   load l;
   l.add(1000, 16, 4);
-  CHECK(replay::hits("lru", l.all, pool) == 0);
+  CHECK(replay::hits("lru", l.all, {pool}) == 0);
   CHECK(share(l.all, "gittins") > 0.9);
 }
 
@@ -54,10 +54,10 @@ TEST_CASE("gittins learns anew when what comes back becomes what does not") {
   // First short prompts return and long ones do not, then the other way round.
   load l;
   l.add(1000, 16, 4);
-  const double before = static_cast<double>(replay::hits("gittins", l.all, pool));
+  const double before = static_cast<double>(replay::hits("gittins", l.all, {pool}));
   const double best_before = static_cast<double>(replay::optimal_hits(l.all, pool));
   l.add(2000, 4, 5);
-  const double after = static_cast<double>(replay::hits("gittins", l.all, pool)) - before;
+  const double after = static_cast<double>(replay::hits("gittins", l.all, {pool})) - before;
   const double best_after = static_cast<double>(replay::optimal_hits(l.all, pool)) - best_before;
   CHECK(before > 0.9 * best_before);
   CHECK(after > 0.9 * best_after);
@@ -66,6 +66,6 @@ TEST_CASE("gittins learns anew when what comes back becomes what does not") {
 TEST_CASE("gittins keeps nothing back where everything fits") {
   load l;
   l.add(10, 2, 3);
-  CHECK(replay::hits("gittins", l.all, 1000) == replay::optimal_hits(l.all, 1000));
-  CHECK(replay::hits("lru", l.all, 1000) == replay::optimal_hits(l.all, 1000));
+  CHECK(replay::hits("gittins", l.all, {1000}) == replay::optimal_hits(l.all, 1000));
+  CHECK(replay::hits("lru", l.all, {1000}) == replay::optimal_hits(l.all, 1000));
 }

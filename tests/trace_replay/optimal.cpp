@@ -48,7 +48,7 @@ TEST_CASE("eviction: optimal keeps what is needed first, and bypasses what is ne
   CHECK(replay::optimal_hits(t, 1) == 1);
   CHECK(replay::optimal_hits(t, 2) == 2);
   CHECK(replay::optimal_hits(t, 3) == 3);
-  CHECK(replay::hits("lru", t, 2) == 0);
+  CHECK(replay::hits("lru", t, {2}) == 0);
 }
 
 TEST_CASE("eviction: optimal is what trying every choice finds") {
@@ -67,7 +67,19 @@ TEST_CASE("eviction: a request with more blocks than the pool keeps its first on
   const auto t = of({{1, 2, 3, 4}, {1, 2, 3, 4}});
   for (const std::string& name : replay::known_policies()) {
     CAPTURE(name);
-    CHECK(replay::hits(name, t, 3) == 3);
-    CHECK(replay::hits(name, t, 100) == 4);
+    CHECK(replay::hits(name, t, {3}) == 3);
+    CHECK(replay::hits(name, t, {100}) == 4);
   }
+}
+
+TEST_CASE("eviction: what a request generated is found by the prompt that sends it back") {
+  auto t = of({{1}, {1, 2, 3, 4}, {5, 6}, {1, 2, 3, 4}});
+  t.outputs = {{2, 3, 9}};
+  for (const std::string& name : replay::known_policies()) {
+    CAPTURE(name);
+    CHECK(replay::hits(name, t, {100}) == 3 + 4);
+    CHECK(replay::hits(name, t, {1}) <= 2);
+  }
+  CHECK(replay::optimal_hits(t, 2) == 4);
+  CHECK(replay::hits("lru", t, {2}) == 2);
 }

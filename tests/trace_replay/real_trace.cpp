@@ -1,70 +1,53 @@
 // SPDX-License-Identifier: Apache-2.0
-// An hour's conversations: what lru and a policy that knows the future find is known to the block. The trace is not
-// ours to ship; it is looked for in $KVCACHE_SHARED/traces, by default in a folder `shared` beside the repository.
+// An hour's conversations: what lru and a policy that knows the future find is known to the block.
 #include "catch.hpp"
+#include "conversation_trace.hpp"
 #include "optimal.hpp"
 #include "replay.hpp"
-#include "trace.hpp"
 
 #include <array>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <filesystem>
-#include <optional>
 
 namespace {
 
 constexpr std::array<std::uint32_t, 7> capacities{1'000, 3'000, 5'859, 10'000, 30'000, 50'000, 100'000};
 
-/// Empty where there is none; the reason is printed, and ctest shows the test as skipped.
-std::optional<replay::trace> conversations() {
-  const char* const given = std::getenv("KVCACHE_SHARED");
-  const auto path =
-      std::filesystem::path(given != nullptr ? given : KVCACHE_DEFAULT_SHARED) / "traces" / "conversation_trace.jsonl";
-  if (!std::filesystem::exists(path)) {
-    std::printf("SKIPPED: no trace at %s; set KVCACHE_SHARED to the folder that has traces/\n", path.c_str());
-    return std::nullopt;
-  }
-  return replay::read_trace_file(path.string());
-}
-
 }  // namespace
 
 TEST_CASE("eviction: lru finds exactly these blocks of the conversation trace") {
-  const auto all = conversations();
+  const auto all = kvcache_test::conversation_trace();
   if (!all) return;
   REQUIRE(all->references == 288'500);
   constexpr std::array<std::size_t, 7> known{12'847, 18'850, 39'258, 61'046, 93'978, 102'290, 104'924};
-  for (std::size_t i = 0; i < capacities.size(); ++i) CHECK(replay::hits("lru", *all, capacities[i]) == known[i]);
+  for (std::size_t i = 0; i < capacities.size(); ++i) CHECK(replay::hits("lru", *all, {capacities[i]}) == known[i]);
 }
 
 TEST_CASE("eviction: optimal finds exactly these blocks of the conversation trace") {
-  const auto all = conversations();
+  const auto all = kvcache_test::conversation_trace();
   if (!all) return;
   constexpr std::array<std::size_t, 7> known{55'019, 84'953, 101'884, 105'710, 105'710, 105'710, 105'710};
   for (std::size_t i = 0; i < capacities.size(); ++i) CHECK(replay::optimal_hits(*all, capacities[i]) == known[i]);
 }
 
 TEST_CASE("eviction: gittins finds at least 0.98 of these blocks of the conversation trace, and 0.99 of lru's") {
-  const auto all = conversations();
+  const auto all = kvcache_test::conversation_trace();
   if (!all) return;
   // A first sketch of the policy, in another language.
   constexpr std::array<double, 7> sketch{23'008, 39'632, 54'312, 69'400, 98'287, 102'656, 105'152};
   for (std::size_t i = 0; i < capacities.size(); ++i) {
-    const auto found = static_cast<double>(replay::hits("gittins", *all, capacities[i]));
+    const auto found = static_cast<double>(replay::hits("gittins", *all, {capacities[i]}));
     CAPTURE(capacities[i]);
     CHECK(found >= 0.98 * sketch[i]);
-    CHECK(found >= 0.99 * static_cast<double>(replay::hits("lru", *all, capacities[i])));
+    CHECK(found >= 0.99 * static_cast<double>(replay::hits("lru", *all, {capacities[i]})));
   }
 }
 
 TEST_CASE("eviction: no policy finds more than optimal, or far less than lru at the largest size") {
-  const auto all = conversations();
+  const auto all = kvcache_test::conversation_trace();
   if (!all) return;
   for (const std::string& name : replay::known_policies()) {
     CAPTURE(name);
-    CHECK(replay::hits(name, *all, 3'000) <= 84'953);
-    CHECK(replay::hits(name, *all, 100'000) >= 97'000);
+    CHECK(replay::hits(name, *all, {3'000}) <= 84'953);
+    CHECK(replay::hits(name, *all, {100'000}) >= 97'000);
   }
 }

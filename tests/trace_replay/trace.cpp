@@ -7,6 +7,7 @@
 
 #include <sstream>
 #include <string>
+#include <vector>
 
 using kvcache_test::contains_text;
 using replay::bad_input;
@@ -28,6 +29,13 @@ TEST_CASE("A trace is read line by line; other keys and empty lines are read ove
   CHECK(t.requests[1].empty());
   CHECK(t.requests[2] == replay::request{7});
   CHECK(t.references == 3);
+  CHECK(read("{\"hash_ids\": [18446744073709551615]}").requests[0] == replay::request{~kvcache::content_unit{0}});
+}
+
+TEST_CASE("What a request generates is read beside its prompt, and is no reference") {
+  const auto t = read("{\"hash_ids\": [1, 2], \"output_hash_ids\": [3, 4]}\n{\"hash_ids\": [1]}");
+  CHECK(t.outputs == std::vector<replay::request>{{3, 4}, {}});
+  CHECK(t.references == 3);
 }
 
 TEST_CASE("A torn or foreign line is refused with its number") {
@@ -43,6 +51,13 @@ TEST_CASE("A torn or foreign line is refused with its number") {
   refuses("{\"hash_ids\": [1, -2]}", "'hash_ids' holds -2");
   refuses("{\"hash_ids\": [1, 2.5]}", "'hash_ids' holds 2.5");
   refuses("{\"hash_ids\": [\"a\"]}", "'hash_ids' holds \"a\"");
+  refuses("{\"hash_ids\": [1, 18446744073709551616]}",
+          "'hash_ids' holds 18446744073709551616, its elements must be integers from 0 to 18446744073709551615");
+  refuses("{\"hash_ids\": [1, -9223372036854775809]}", "'hash_ids' holds -9223372036854775809, its elements must be");
+  refuses("{\"hash_ids\": 99999999999999999999}", "'hash_ids' is 99999999999999999999, it must be an array");
+  refuses("{\"hash_ids\": {\"a\": 1}}", "'hash_ids' is an object, it must be an array");
+  refuses("{\"hash_ids\": [1], \"x\": {\"hash_ids\": 5}, \"hash_ids\": [2]}", "it has the key 'hash_ids' twice");
+  refuses("{\"hash_ids\": [1], \"output_hash_ids\": [2.5]}", "'output_hash_ids' holds 2.5");
   refuses("{\"hash_ids\": [" + std::string(100'000, '[') + std::string(100'000, ']') + "]}",
           "'hash_ids' holds an array");
   CHECK_THROWS_WITH(read("\n"), contains_text("holds 0 blocks"));
@@ -50,6 +65,6 @@ TEST_CASE("A torn or foreign line is refused with its number") {
 }
 
 TEST_CASE("An unknown policy is refused and the known ones are named") {
-  CHECK_THROWS_WITH(replay::hits("clock", read("{\"hash_ids\": [1]}"), 1),
+  CHECK_THROWS_WITH(replay::hits("clock", read("{\"hash_ids\": [1]}"), {1}),
                     contains_text("'clock'") && contains_text("gittins") && contains_text("optimal"));
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <kvcache/detail/config.hpp>
 #include <kvcache/types.hpp>
 
 #include <algorithm>
@@ -57,6 +58,7 @@ class content_memory {
       used_records_ = r;
     } else {
       r = ghosts_.oldest;
+      KVCACHE_ASSERT(r != 0 && r != parent, "the parent of what is remembered would be forgotten for it");
       forget(r);
       forgotten(records_[r].group);
     }

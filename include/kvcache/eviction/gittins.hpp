@@ -70,23 +70,25 @@ class gittins {
     const std::size_t last = (std::max<std::size_t>)(1, 512 / (std::max)(1u, block_tokens));
     own_groups_.fill(0);
     std::uint32_t parent = 0;
-    for (std::size_t i = 0; i < n; ++i) {
-      std::uint32_t r = records_.find(fingerprints[i]);
+    std::size_t touched = 0;
+    for (; touched < n; ++touched) {
+      std::uint32_t r = records_.find(fingerprints[touched]);
       std::uint32_t waited = 0;
       if (r == 0) {
-        r = remember(fingerprints[i], parent, turn);
+        r = remember(fingerprints[touched], parent, turn);
       } else {
         const group& g = groups_[records_[r].group];
+        if (g.time == now_) break;  // a fingerprint twice in one request: a collision
         waited = g.bin;
         statistics_.hit(g.kind, g.bin);
         records_.refresh(r);  // it may follow one that was forgotten, and must not be the next to go
         records_[r].parent = parent;
       }
-      touch(r, i < shared, i + last >= size, waited, column);
+      touch(r, touched < shared, touched + last >= size, waited, column);
       parent = r;
     }
     // Heads are forgotten after their tails, as they are evicted.
-    for (std::size_t i = n; i > 0; --i, parent = records_[parent].parent) records_.refresh(parent);
+    for (; touched > 0; --touched, parent = records_[parent].parent) records_.refresh(parent);
   }
 
   /// The block holds this content from now on. What no request announced is generated text.

@@ -17,7 +17,7 @@ namespace kvcache {
 /// were used again; those, and ghosts that come back, go to the main queue, where a use is worth another round, up to
 /// three. Two differences: a block that comes back from use is the newest of its queue, since it could not stay there;
 /// and a block of the small queue that is older than all of the main queue goes first, which keeps a parent no colder
-/// than its children. O(1) a call, amortised over the rounds that references pay for; 56 to 66 bytes a block. One
+/// than its children. O(1) a call, amortised over the rounds that references pay for; 56 to 63 bytes a block. One
 /// thread at a time.
 class s3fifo {
  public:

@@ -18,7 +18,8 @@ namespace kvcache {
 /// An eviction policy that does what another does, and keeps figures of what passes through: how old blocks get, how
 /// long nobody wants them before they go, how soon they are wanted again, and what a pool of another size would find.
 /// Times are the caller's (`advance`, from before the first request on); where it gives none, a time is the number of
-/// requests so far that used a cached block, counted in each layer group.
+/// requests so far that used a cached block, counted in each layer group. Where its first time comes after requests,
+/// the figures start anew, and what is cached by then was stored and used at 0.
 ///
 /// Every call is as fast as the other policy's to within a constant, but for the log of Samples that a content in the
 /// sample costs: 6 ns a block beside lru's 6 in a pool of 4,096, 43 beside 27 in one of a million, where memory is what
@@ -35,9 +36,9 @@ class observed {
   /// An empty order over the blocks 1 to `highest`.
   explicit observed(block_id highest) : policy_(highest), uses_(std::size_t{highest} + 1), reuse_(Samples) {}
 
-  /// The time is `now`. An earlier one than before changes nothing.
+  /// The time is `now`. An earlier one than before changes nothing. O(1), the first one O(blocks).
   void advance(std::uint64_t now) noexcept {
-    timed_ = true;
+    if (!timed_) start_time();
     if (now > now_) now_ = now;
     if constexpr (told_of_time<policy_type>) policy_.advance(now);
   }
@@ -83,9 +84,9 @@ class observed {
   }
   [[nodiscard]] block_id victim() const noexcept { return policy_.victim(); }
 
-  /// Of evicted blocks: from stored to evicted. O(1), as all below.
+  /// Of blocks that were evicted, or forgotten by a reset or a time to live: from stored to then. O(1), as all below.
   [[nodiscard]] const histogram& age() const noexcept { return age_; }
-  /// Of evicted blocks: from the end of their last use to evicted.
+  /// Of the same: from the end of their last use to then.
   [[nodiscard]] const histogram& idle() const noexcept { return idle_; }
   /// Of cached blocks: from one request that uses them to the next.
   [[nodiscard]] const histogram& gap() const noexcept { return gap_; }
@@ -105,6 +106,12 @@ class observed {
     bool known = false;
   };
 
+  /// Counts of requests are no times of the caller's.
+  void start_time() noexcept {
+    timed_ = true;
+    for (use& u : uses_) u.stored = u.referenced = u.released = 0;
+    age_ = idle_ = gap_ = {};
+  }
   [[nodiscard]] std::uint64_t time() const noexcept { return timed_ ? now_ : requests_; }
 
   policy_type policy_;

@@ -7,6 +7,7 @@
 #include <kvcache/observe/prometheus_text.hpp>
 #include <kvcache/types.hpp>
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -42,22 +43,43 @@ struct time_unit {
   unsigned decimals = 0;               ///< 6: the caller counts millionths of it
 };
 
-/// Writes the figures of some caches as a page, or as part of one. docs/observing.md says what each means. Raises
-/// invalid_argument for labels that prometheus_text refuses, and for `state` and `blocks`, which some families add.
-/// O(caches * (histogram::buckets + labels)). Thread safe as far as the page is.
-// A template, so that it is compiled only where it is called.
+namespace detail {
+
+/// Whether a server takes both for one series. To it, a label of no value is none.
+[[nodiscard]] constexpr bool same_series(prometheus_labels a, prometheus_labels b) noexcept {
+  const auto has_all = [](prometheus_labels has, prometheus_labels wanted) {
+    for (const prometheus_label& w : wanted) {
+      bool found = w.value.empty();
+      for (const prometheus_label& h : has) found = found || (h.name == w.name && h.value == w.value);
+      if (!found) return false;
+    }
+    return true;
+  };
+  return has_all(a, b) && has_all(b, a);
+}
+
 template <class = void>
-void write_prometheus(prometheus_text& page, std::span<const cache_figures> caches, const time_unit& unit = {}) {
-  // A family with the samples of every cache that has the figure.
-  const auto family = [&](auto cache_figures::*figure, std::string_view name, std::string_view help,
-                          prometheus_type type, auto&& write) {
+void write_figures(prometheus_text& page, std::span<const cache_figures> caches, const time_unit& unit) {
+  // A family with the samples of every cache that has some.
+  const auto each = [&](std::string_view name, std::string_view help, prometheus_type type, auto&& has, auto&& write) {
     bool begun = false;
-    for (const cache_figures& cache : caches) {
-      if (cache.*figure == nullptr) continue;
+    for (std::size_t i = 0; i < caches.size(); ++i) {
+      if (!has(caches[i])) continue;
+      for (std::size_t j = 0; j < i; ++j)
+        if (has(caches[j]) && same_series(caches[j].labels, caches[i].labels))
+          raise<invalid_argument>("prometheus: caches " + std::to_string(j) + " and " + std::to_string(i) +
+                                  " have the same labels and both have " + std::string(name) +
+                                  ", 1 of them possible; give each a label of its own");
       if (!begun) page.family(name, help, type);
       begun = true;
-      write(cache.labels, *(cache.*figure));
+      write(caches[i]);
     }
+  };
+  const auto family = [&](auto cache_figures::*figure, std::string_view name, std::string_view help,
+                          prometheus_type type, auto&& write) {
+    each(
+        name, help, type, [&](const cache_figures& c) { return c.*figure != nullptr; },
+        [&](const cache_figures& c) { write(c.labels, *(c.*figure)); });
   };
   const auto number = [&](auto cache_figures::*figure, auto member, std::string_view name, std::string_view help,
                           prometheus_type type) {
@@ -73,7 +95,10 @@ void write_prometheus(prometheus_text& page, std::span<const cache_figures> cach
     distribution(figure, std::string(name) += unit.name, help, unit.decimals);
   };
   const auto millionths = [](double ratio) {
-    return static_cast<std::uint64_t>((ratio < 0 ? 0 : ratio > 1 ? 1 : ratio) * 1e6 + 0.5);
+    if (!(ratio >= 0 && ratio <= 1))
+      raise<invalid_argument>("prometheus: a hit ratio of " + std::to_string(ratio) +
+                              ", from 0 to 1 possible; leave out what is not known");
+    return static_cast<std::uint64_t>(ratio * 1e6 + 0.5);
   };
   using enum prometheus_type;
   using figures = cache_figures;
@@ -110,20 +135,42 @@ void write_prometheus(prometheus_text& page, std::span<const cache_figures> cach
   family(&figures::storms, "kvcache_hit_storms_total", "Falls of the hit ratio off a cliff.", counter,
          [&](prometheus_labels labels, std::uint64_t storms) { page.sample(labels, storms); });
 
-  in_time(&figures::age, "kvcache_block_age_", "From stored to evicted, of evicted blocks.");
-  in_time(&figures::idle, "kvcache_block_idle_", "From the end of the last use to evicted, of evicted blocks.");
+  in_time(&figures::age, "kvcache_block_age_", "From stored to evicted or forgotten.");
+  in_time(&figures::idle, "kvcache_block_idle_", "From the end of the last use to evicted or forgotten.");
   in_time(&figures::gap, "kvcache_reuse_gap_", "From one request that uses a cached block to the next.");
   distribution(&figures::distances, "kvcache_reuse_distance_blocks",
                "Other blocks used between two uses of one, an estimate.", 0);
-  bool begun = false;
-  for (const cache_figures& cache : caches)
-    for (const predicted_hits& at : cache.curve) {
-      if (!begun)
-        page.family("kvcache_predicted_hit_ratio", "Share of block uses that lru would find in a pool of another size.",
-                    gauge);
-      begun = true;
-      page.sample(cache.labels, {"blocks", std::to_string(at.blocks)}, millionths(at.ratio), 6);
-    }
+  each(
+      "kvcache_predicted_hit_ratio", "Share of block uses that lru would find in a pool of another size.", gauge,
+      [](const cache_figures& c) { return !c.curve.empty(); },
+      [&](const cache_figures& c) {
+        for (std::size_t i = 0; i < c.curve.size(); ++i) {
+          const std::string blocks = std::to_string(c.curve[i].blocks);
+          for (std::size_t j = 0; j < i; ++j)
+            if (c.curve[j].blocks == c.curve[i].blocks)
+              raise<invalid_argument>("prometheus: a curve has " + blocks +
+                                      " blocks twice, 1 time possible; leave one out");
+          page.sample(c.labels, {"blocks", blocks}, millionths(c.curve[i].ratio), 6);
+        }
+      });
+}
+
+}  // namespace detail
+
+/// Writes the figures of some caches as a page, or once a page as a part of it. docs/observing.md says what each means.
+/// Raises invalid_argument, and has written nothing then, for labels that prometheus_text refuses, and for `state` and
+/// `blocks`, which some families add; where two caches have the same labels and a figure both, or a curve the same size
+/// twice; for hit ratios other than 0 to 1; for a unit whose name cannot end that of a family, and more than 19
+/// decimals. O(caches * (histogram::buckets + caches * labels^2)). Thread safe as far as the page is.
+// A template, so that it is compiled only where it is called.
+template <class = void>
+void write_prometheus(prometheus_text& page, std::span<const cache_figures> caches, const time_unit& unit = {}) {
+  if (unit.decimals > 19)
+    detail::raise<invalid_argument>("prometheus: a time unit of " + std::to_string(unit.decimals) +
+                                    " decimals, at most 19 possible; count in larger units");
+  prometheus_text nowhere{std::span<char>{}};
+  detail::write_figures(nowhere, caches, unit);  // raises what there is to raise
+  detail::write_figures(page, caches, unit);
 }
 
 }  // namespace kvcache

@@ -44,7 +44,7 @@ class prometheus_text {
   /// allow. O(length).
   void family(std::string_view name, std::string_view help, prometheus_type type) {
     static constexpr std::string_view types[]{"counter", "gauge", "histogram"};
-    check_name("metric", name, true);
+    check_family(name);
     name_ = name;
     type_ = type;
     put("# HELP ", name, " ");
@@ -52,9 +52,9 @@ class prometheus_text {
     put("\n# TYPE ", name, " ", types[static_cast<std::size_t>(type)], "\n");
   }
 
-  /// A sample of the family begun last, a counter or gauge: `value` / 10^decimals. Raises invalid_argument for label
-  /// names that the format does not allow or that come twice. O(length + labels^2). Precondition, also below: decimals
-  /// <= 19.
+  /// A sample of the family begun last, a counter or gauge: `value` / 10^decimals. Raises invalid_argument as
+  /// check_labels. O(length + labels^2). Preconditions, also below: decimals <= 19, and no sample of the family has the
+  /// same labels.
   void sample(prometheus_labels labels, std::uint64_t value, unsigned decimals = 0) {
     sample(labels, {}, value, decimals);
   }
@@ -64,11 +64,11 @@ class prometheus_text {
     check_labels(labels, more.name);
     put_line("", labels, more, digits(value, decimals));
   }
-  /// A histogram of the family begun last, a bucket for each power of two up to 2^48 and one for all. Raises as above,
-  /// and for the label `le`. O(histogram::buckets + length).
+  /// A histogram of the family begun last, a bucket for each power of two up to 2^48 and one for all. Raises as above.
+  /// O(histogram::buckets + length).
   void sample(prometheus_labels labels, const histogram& values, unsigned decimals = 0) {
     KVCACHE_ASSERT(!name_.empty() && type_ == prometheus_type::histogram, "the family begun last is for other samples");
-    check_labels(labels, "le");
+    check_labels(labels);
     std::uint64_t so_far = 0;
     std::size_t bucket = 0;
     for (unsigned octave = 0; octave <= octaves; ++octave) {
@@ -79,6 +79,23 @@ class prometheus_text {
     put_line("_bucket", labels, {"le", "+Inf"}, digits(values.count(), 0));
     put_line("_sum", labels, {}, digits(values.sum(), decimals));
     put_line("_count", labels, {}, digits(values.count(), 0));
+  }
+
+  /// Raises invalid_argument for the name of a family that the format does not allow.
+  static void check_family(std::string_view name) { check_name("metric", name, true); }
+  /// Raises invalid_argument for names of labels that the format does not allow or keeps for itself (`le`, `__name__`
+  /// and all that begins like that), that come twice or are `more`. O(length + labels^2).
+  static void check_labels(prometheus_labels labels, std::string_view more = {}) {
+    for (std::size_t i = 0; i < labels.size(); ++i) {
+      const std::string_view name = labels[i].name;
+      check_label(name);
+      bool again = name == more;
+      for (std::size_t j = 0; j < i; ++j) again = again || labels[j].name == name;
+      if (again)
+        detail::raise<invalid_argument>("prometheus: the label '" + std::string(name) +
+                                        "' comes twice in one sample, 1 time possible; rename it");
+    }
+    if (!more.empty()) check_label(more);
   }
 
  private:
@@ -114,17 +131,11 @@ class prometheus_text {
       detail::raise<invalid_argument>("prometheus: the " + std::string(kind) + " name '" + std::string(name) +
                                       "' has to be letters, digits and _, and not begin with a digit; rename it");
   }
-  static void check_labels(prometheus_labels labels, std::string_view more) {
-    for (std::size_t i = 0; i < labels.size(); ++i) {
-      const std::string_view name = labels[i].name;
-      check_name("label", name, false);
-      bool again = name == more;
-      for (std::size_t j = 0; j < i; ++j) again = again || labels[j].name == name;
-      if (again)
-        detail::raise<invalid_argument>("prometheus: the label '" + std::string(name) +
-                                        "' comes twice in one sample, 1 time possible; rename it");
-    }
-    if (!more.empty()) check_name("label", more, false);
+  static void check_label(std::string_view name) {
+    check_name("label", name, false);
+    if (name == "le" || name.starts_with("__"))
+      detail::raise<invalid_argument>("prometheus: the label name '" + std::string(name) +
+                                      "' is the format's own, as le and all that begins with __; rename it");
   }
 
   void put_line(std::string_view suffix, prometheus_labels labels, const prometheus_label& more, const digits& value) {

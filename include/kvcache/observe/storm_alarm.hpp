@@ -22,7 +22,8 @@ struct storm_alarm_options {
   /// It is over where the window is back at this share of the average. Well above falls_to: a ratio that wavers about
   /// one limit would raise at every turn.
   double recovers_to = 0.8;
-  /// Where the average is below this, there is nothing to lose, and what is left is noise.
+  /// Where the average is below this, there is nothing to lose, and what is left is noise. More than 0: a cache that
+  /// never finds anything would be in a storm.
   double least_average = 0.05;
 };
 
@@ -33,7 +34,7 @@ struct storm_alarm_options {
 class storm_alarm {
  public:
   /// Raises invalid_argument for windows that hit_window refuses, an average shorter than four windows, and shares
-  /// other than 0 < falls_to < recovers_to <= 1. O(window + average).
+  /// other than 0 < falls_to < recovers_to <= 1 and 0 < least_average <= 1. O(window + average).
   explicit storm_alarm(const storm_alarm_options& options = {})
       : options_(checked(options)), window_(options.window), average_(options.average) {}
 
@@ -74,6 +75,9 @@ class storm_alarm {
       detail::raise<invalid_argument>("storm alarm: falls to " + std::to_string(o.falls_to) + " and recovers to " +
                                       std::to_string(o.recovers_to) +
                                       ", 0 < falls_to < recovers_to <= 1 possible; leave room between the two");
+    if (!(o.least_average > 0 && o.least_average <= 1))
+      detail::raise<invalid_argument>("storm alarm: a least average of " + std::to_string(o.least_average) +
+                                      ", more than 0 and at most 1 possible; 0.05 leaves noise alone");
     return o;
   }
 
