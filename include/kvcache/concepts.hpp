@@ -29,7 +29,8 @@ namespace kvcache {
 ///         A request uses a cached block, which is not evictable at that moment: `open` found it, or `commit` has just
 ///         cached it. The parent is the cached block before it, or the null block. Head first along a chain.
 ///     evict(block_id block)
-///         Instead of erase, where the block is evicted to make room.
+///         Instead of erase, where the content is cached no longer: evicted to make room, out of its time, reset or, a
+///         block in use that was inserted just for this, overwritten.
 ///     set_priority(block_id block, unsigned priority, std::uint64_t expires)
 ///         The content of a block that was referenced is worth so much until then.
 ///     advance(std::uint64_t now)
