@@ -11,7 +11,6 @@
 #include <kvcache/policies.hpp>
 #include <kvcache/views.hpp>
 
-#include <algorithm>
 #include <cmath>
 #include <concepts>
 #include <cstddef>
@@ -189,8 +188,8 @@ class attention {
     if (w.states.size() < states) w.states.resize(states);
     const std::size_t each = kernels::scratch_floats(plan, shape);
     if (w.scratch_floats < each || w.threads < threads) {
-      w.scratch_floats = (std::max)(w.scratch_floats, each);
-      w.threads = (std::max)(w.threads, threads);
+      if (w.scratch_floats < each) w.scratch_floats = each;
+      if (w.threads < threads) w.threads = threads;
       w.scratch.resize(w.scratch_floats * w.threads + 16);
     }
   }

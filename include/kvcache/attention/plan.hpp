@@ -7,7 +7,8 @@
 #include <kvcache/error.hpp>
 #include <kvcache/views.hpp>
 
-#include <algorithm>
+#include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -111,6 +112,20 @@ struct attention_workspace {
   attention_workspace& operator=(attention_workspace&&) noexcept = default;
 };
 
+class attention_plan;
+
+namespace detail {
+
+// What it does is a template only so that it is compiled where attention is planned, and not for everyone who includes
+// the umbrella.
+struct planner {
+  /// The contract stands at plan_attention. Precondition: the batch was checked.
+  template <class>
+  static void lay_out(attention_plan& plan, const batch_view& batch, const plan_options& options);
+};
+
+}  // namespace detail
+
 /// The work of one step's attention: which query rows meet which tokens, and through which blocks. A value that owns
 /// its arrays, so the batch it came from may go away and several plans may live at once. One plan serves every layer
 /// of its layer group, one run at a time; copy the plan to run it twice at the same time. A plan that was moved from
@@ -147,7 +162,7 @@ class attention_plan {
   [[nodiscard]] attention_workspace& workspace() const noexcept { return workspace_; }
 
  private:
-  friend attention_plan plan_attention(const batch_view&, const plan_options&, attention_plan);
+  friend struct detail::planner;
 
   plan_options options_;
   std::uint32_t block_size_ = 0;
@@ -159,6 +174,7 @@ class attention_plan {
   std::uint32_t tile_rows_ = 0;
   std::vector<planned_sequence> sequences_;
   std::vector<query_tile> tiles_;
+  std::vector<work_unit> made_;  // the units in the order of their tiles, of use while they are put into another
   std::vector<work_unit> units_;
   std::vector<block_id> blocks_;
   mutable attention_workspace workspace_;
@@ -177,7 +193,26 @@ inline constexpr std::uint32_t invariant_part = 2048;
 /// Units that each thread gets to choose from, so that a slow thread takes fewer.
 inline constexpr std::uint32_t units_per_thread = 4;
 
-KVCACHE_NOINLINE inline void check_batch(const batch_view& batch) {
+// <algorithm> would take a tenth of what the umbrella takes to compile.
+template <class T>
+[[nodiscard]] constexpr T lower(T a, T b) noexcept {
+  return b < a ? b : a;
+}
+template <class T>
+[[nodiscard]] constexpr T higher(T a, T b) noexcept {
+  return a < b ? b : a;
+}
+
+/// Classes of numbers: up to 15 each its own, then eight for each power of two.
+inline constexpr std::size_t cost_classes = 60 * 8 + 16;
+[[nodiscard]] constexpr std::size_t cost_class(std::uint64_t cost) noexcept {
+  const unsigned shift = cost < 16 ? 0 : static_cast<unsigned>(std::bit_width(cost)) - 4;
+  return static_cast<std::size_t>(8 * shift + (cost >> shift));
+}
+static_assert(cost_class(15) == 15 && cost_class(16) == 16 && cost_class(~std::uint64_t{0}) == cost_classes - 1);
+
+template <class>
+KVCACHE_NOINLINE void check_batch(const batch_view& batch) {
   const auto refuse = [](const std::string& text) { raise<invalid_argument>("plan: " + text); };
   const std::uint32_t rows = batch.rows();
   if (rows == 0) return;
@@ -202,16 +237,8 @@ KVCACHE_NOINLINE inline void check_batch(const batch_view& batch) {
   }
 }
 
-}  // namespace detail
-
-/// Plans the step's attention: a pure function of its arguments, so equal arguments give equal plans. `reuse` is a plan
-/// that has been run to its end; its memory is used again and its content is not. Raises invalid_argument, naming value
-/// and limit, where a table does not cover its sequence or the batch contradicts itself. More queries than tokens are
-/// legal: with a causal variant the first rows see nothing. O(blocks + rows + units log units). Any number of threads
-/// may plan at once.
-KVCACHE_NOINLINE inline attention_plan plan_attention(const batch_view& batch, const plan_options& options,
-                                                      attention_plan reuse = {}) {
-  detail::check_batch(batch);
+template <class>
+KVCACHE_NOINLINE void planner::lay_out(attention_plan& plan, const batch_view& batch, const plan_options& options) {
   const attention_shape& shape = options.shape;
   if (shape.kv_heads != 0 && shape.query_heads % shape.kv_heads != 0)
     detail::raise<invalid_argument>("plan: " + std::to_string(shape.query_heads) + " query heads are no multiple of " +
@@ -220,7 +247,6 @@ KVCACHE_NOINLINE inline attention_plan plan_attention(const batch_view& batch, c
   const std::uint32_t tile_queries = group == 0 ? 16 : (group >= detail::tile_target ? 1 : detail::tile_target / group);
   const unsigned threads = options.threads == 0 ? 1 : options.threads;
 
-  attention_plan plan = std::move(reuse);
   plan.options_ = options;
   plan.block_size_ = batch.block_size;
   plan.rows_ = batch.tokens();
@@ -229,7 +255,7 @@ KVCACHE_NOINLINE inline attention_plan plan_attention(const batch_view& batch, c
   plan.tile_rows_ = 0;
   plan.sequences_.clear();
   plan.tiles_.clear();
-  plan.units_.clear();
+  plan.made_.clear();
   plan.blocks_.clear();
 
   // Sequences and tables.
@@ -244,17 +270,15 @@ KVCACHE_NOINLINE inline attention_plan plan_attention(const batch_view& batch, c
     s.first_block = plan.blocks_.size();
     plan.sequences_.push_back(s);
     if (s.queries == 0) continue;
-    plan.longest_ = (std::max)(plan.longest_, s.kv_length);
+    plan.longest_ = higher(plan.longest_, s.kv_length);
     const std::size_t used = (std::size_t{s.kv_length} + batch.block_size - 1) / batch.block_size;
     const auto table = batch.tables.row(r).first(used);
     plan.blocks_.insert(plan.blocks_.end(), table.begin(), table.end());
     for (const block_id entry : table) {
-      if ((entry & tail_bit) != 0) {
-        highest_tail = (std::max)(highest_tail, entry & ~tail_bit);
-        tails = true;
-      } else {
-        highest = (std::max)(highest, entry);
-      }
+      const block_id block = entry & ~tail_bit;
+      block_id& highest_so_far = entry != block ? highest_tail : highest;
+      if (block > highest_so_far) highest_so_far = block;
+      tails = tails || entry != block;
     }
   }
   plan.blocks_needed_ = plan.blocks_.empty() ? 0 : highest + 1;
@@ -274,8 +298,8 @@ KVCACHE_NOINLINE inline attention_plan plan_attention(const batch_view& batch, c
       query_tile t;
       t.sequence = r;
       t.query_begin = s.query_begin + q;
-      t.query_end = s.query_begin + (std::min)(s.queries, q + tile_queries);
-      plan.tile_rows_ = (std::max)(plan.tile_rows_, t.query_end - t.query_begin);
+      t.query_end = s.query_begin + lower(s.queries, q + tile_queries);
+      plan.tile_rows_ = higher(plan.tile_rows_, t.query_end - t.query_begin);
       plan.tiles_.push_back(t);
       const visible_range range = range_of(t);
       total += cost(t, range.end - range.begin);
@@ -291,18 +315,18 @@ KVCACHE_NOINLINE inline attention_plan plan_attention(const batch_view& batch, c
     std::uint64_t step = detail::invariant_part;
     if (!options.batch_invariant) {
       const std::uint64_t wanted = threads == 1 ? 1 : (cost(t, tokens) + share - 1) / share;
-      const std::uint64_t most = (std::max)(std::uint64_t{1}, tokens / detail::shortest_part);
-      const std::uint64_t parts = (std::max)(std::uint64_t{1}, (std::min)(wanted, most));
+      const std::uint64_t most = higher<std::uint64_t>(1, tokens / detail::shortest_part);
+      const std::uint64_t parts = higher<std::uint64_t>(1, lower(wanted, most));
       const std::uint64_t even = (tokens + parts - 1) / parts;
-      step = (std::max)(std::uint64_t{1}, (even + detail::kv_chunk - 1) / detail::kv_chunk) * detail::kv_chunk;
+      step = higher<std::uint64_t>(1, (even + detail::kv_chunk - 1) / detail::kv_chunk) * detail::kv_chunk;
     }
     // Cut between chunks, counted from the sequence's first token; an empty range is one unit that writes empty states.
     std::uint64_t begin = range.begin;
     do {
       const std::uint64_t from =
           options.batch_invariant ? begin / step * step : begin / detail::kv_chunk * detail::kv_chunk;
-      const std::uint64_t end = (std::min)(std::uint64_t{range.end}, from + step);
-      plan.units_.push_back({i, t.parts, static_cast<std::uint32_t>(begin), static_cast<std::uint32_t>(end)});
+      const std::uint64_t end = lower<std::uint64_t>(range.end, from + step);
+      plan.made_.push_back({i, t.parts, static_cast<std::uint32_t>(begin), static_cast<std::uint32_t>(end)});
       ++t.parts;
       begin = end;
     } while (begin < range.end);
@@ -312,19 +336,35 @@ KVCACHE_NOINLINE inline attention_plan plan_attention(const batch_view& batch, c
     }
   }
 
-  // Expensive units first, so that the threads end together. The order changes no result.
-  const auto unit_cost = [&](const work_unit& u) { return cost(plan.tiles_[u.tile], u.kv_end - u.kv_begin); };
-  std::sort(plan.units_.begin(), plan.units_.end(), [&](const work_unit& a, const work_unit& b) {
-    const std::uint64_t x = unit_cost(a);
-    const std::uint64_t y = unit_cost(b);
-    if (x != y) return x > y;
-    return a.tile != b.tile ? a.tile < b.tile : a.part < b.part;
-  });
+  // Expensive units first, so that the threads end together: by classes of cost, an eighth apart. The order changes no
+  // result.
+  const auto class_of = [&](const work_unit& u) {
+    return cost_class(cost(plan.tiles_[u.tile], u.kv_end - u.kv_begin));
+  };
+  std::array<std::uint32_t, cost_classes> next{};
+  for (const work_unit& u : plan.made_) ++next[class_of(u)];
+  std::uint32_t before = 0;
+  for (std::size_t c = cost_classes; c-- > 0;) before += std::exchange(next[c], before);
+  plan.units_.resize(plan.made_.size());
+  for (const work_unit& u : plan.made_) plan.units_[next[class_of(u)]++] = u;
   plan.workspace_.arrivals.assign(plan.tiles_.size(), 0);
   plan.workspace_.next = 0;
   plan.workspace_.left = 0;
   plan.workspace_.threads = 0;
-  return plan;
+}
+
+}  // namespace detail
+
+/// Plans the step's attention: a pure function of its arguments, so equal arguments give equal plans. `reuse` is a plan
+/// that has been run to its end; its memory is used again and its content is not. Raises invalid_argument, naming value
+/// and limit, where a table does not cover its sequence or the batch contradicts itself. More queries than tokens are
+/// legal: with a causal variant the first rows see nothing. O(blocks + rows + units log units). Any number of threads
+/// may plan at once.
+template <class Once = void>
+attention_plan plan_attention(const batch_view& batch, const plan_options& options, attention_plan reuse = {}) {
+  detail::check_batch<Once>(batch);
+  detail::planner::lay_out<Once>(reuse, batch, options);
+  return reuse;
 }
 
 }  // namespace kvcache

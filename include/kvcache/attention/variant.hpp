@@ -6,7 +6,6 @@
 #include <kvcache/error.hpp>
 #include <kvcache/fwd.hpp>
 
-#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstddef>
@@ -128,8 +127,9 @@ struct variant_values {
 /// is missing, impossible, or given though the variant does not use it. `rows` and `longest` are the batch's query rows
 /// and its longest kv length. Scales and caps may be from 2^-100 to 2^100 and slopes up to 2^60 either way, so that no
 /// product with them leaves f32, denormals aside. O(query_heads).
-KVCACHE_NOINLINE inline void validate(const variant_features& features, const variant_values& values,
-                                      std::uint32_t query_heads, std::uint32_t rows, std::uint32_t longest) {
+template <class = void>
+KVCACHE_NOINLINE void validate(const variant_features& features, const variant_values& values,
+                               std::uint32_t query_heads, std::uint32_t rows, std::uint32_t longest) {
   const auto refuse = [](const std::string& text) { detail::raise<invalid_argument>("attention: " + text); };
   // By bits, so that -ffast-math cannot let a NaN through.
   const auto bits_of = [](float x) { return std::bit_cast<std::uint32_t>(x); };

@@ -24,8 +24,13 @@ namespace kvcache::detail {
 
 /// Moves blocks between their states: what pool, index, eviction order and steps in flight have to agree on. A call
 /// that lets go of blocks starts with new_batch() and ends with flush().
+///
+/// Its parts know nothing of policies and have theirs as `Owner` all the same: what is a template is compiled where
+/// blocks are managed, and not for everyone who includes the umbrella.
 template <class Eviction>
 class block_keeper {
+  using prefix_index = detail::prefix_index<Eviction>;
+
  public:
   explicit block_keeper(const block_manager_options& options)
       : groups(options.layer_groups, options.block_size),
@@ -46,7 +51,7 @@ class block_keeper {
   const layer_groups groups;
   block_pool pool;
   prefix_index index;
-  step_queue steps;
+  step_queue<Eviction> steps;
   std::vector<block_use> uses;  // by block
   std::uint64_t evicted = 0;
   const bool partial_reuse;
@@ -231,7 +236,7 @@ class block_keeper {
   }
   /// Groups share contents, and have serials of their own all the same.
   [[nodiscard]] cache_event event_of(block_id block) const noexcept {
-    const content_tree& tree = index.tree();
+    const content_tree<Eviction>& tree = index.tree();
     const content_id content = index.content(block);
     const std::uint32_t group = index.group(block);
     cache_event e;
@@ -319,7 +324,7 @@ class block_keeper {
 
   std::uint32_t unit_tokens_;
   Eviction policy_;
-  time_to_live lives_;
+  time_to_live<Eviction> lives_;
   event_log events_;
   std::uint64_t now_ = 0;
   std::vector<held_place> places_;  // by block

@@ -68,7 +68,8 @@ struct alignas(64) sequence_state {
 };
 
 /// The sequences of a manager. Places are used again with the arrays they have grown, so memory follows the tokens that
-/// were held at once.
+/// were held at once. `Owner`: see block_keeper.
+template <class Owner>
 class sequence_table {
  public:
   sequence_table(std::uint32_t groups, std::uint32_t chains) : groups_(groups), chains_(chains) {}

@@ -23,7 +23,8 @@ namespace kvcache::detail {
 }
 
 /// The content of nodes, by their id, in chunks that are allocated when the first of their nodes is there: it grows
-/// with the nodes in use and never moves. 8 bytes a token.
+/// with the nodes in use and never moves. 8 bytes a token. `Owner`: see block_keeper.
+template <class Owner>
 class content_store {
  public:
   /// `block_size`: of the largest blocks.

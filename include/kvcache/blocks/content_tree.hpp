@@ -30,8 +30,12 @@ namespace kvcache::detail {
 /// that is never used again, and is there as long as it has users: blocks, nodes after it, and sequences whose
 /// newest full block it is. So a node whose parent has gone cannot be, and ids of nodes that went can be used again.
 ///
-/// 40 bytes a node, 8 a token and 16 a node in the table. One thread at a time; const members may overlap each other.
+/// 64 bytes a node, 8 a token and 16 a node in the table. One thread at a time; const members may overlap each other.
+/// `Owner`: see block_keeper.
+template <class Owner>
 class content_tree {
+  using key_sets = detail::key_sets<Owner>;
+
  public:
   using fingerprints_ahead = std::array<std::uint64_t, 8>;
 
@@ -52,16 +56,16 @@ class content_tree {
   /// What stands before all content under these keys, or no_content where nobody uses them. O(keys^2 + bytes).
   [[nodiscard]] content_id root(std::span<const extra_key> keys) const noexcept {
     if (keys.empty()) return empty_root;
-    const key_sets::index set = sets_.find(keys);
-    return set == key_sets::none ? no_content : sets_.root(set);
+    const key_set_id set = sets_.find(keys);
+    return set == no_key_set ? no_content : sets_.root(set);
   }
   /// The same, made where it is not there. It goes unless it gets a user at once.
   content_id obtain_root(std::span<const extra_key> keys) noexcept {
     if (keys.empty()) return empty_root;
-    const key_sets::index known = sets_.find(keys);
-    if (known != key_sets::none) return sets_.root(known);
+    const key_set_id known = sets_.find(keys);
+    if (known != no_key_set) return sets_.root(known);
     const content_id id = new_node();
-    const key_sets::index set = sets_.acquire(keys);
+    const key_set_id set = sets_.acquire(keys);
     sets_.set_root(set, id);
     nodes_[id].parent = root_bit | set;
     nodes_[id].fingerprint = sets_.hash(set);
@@ -303,9 +307,9 @@ class content_tree {
   const layer_groups* groups_;
   std::vector<node> nodes_;
   std::vector<content_id> free_;  // a stack
-  content_store contents_;
+  content_store<Owner> contents_;
   key_sets sets_;
-  hash_table table_;
+  hash_table<Owner> table_;
   std::uint32_t hash_mask_;
   serial serials_ = 0;
 };

@@ -13,7 +13,8 @@ namespace kvcache::detail {
 
 /// Contents by a 32-bit hash: open addressing with linear probing, at most half full; an entry is taken out by shifting
 /// its followers back (Knuth, The Art of Computer Programming 3, 6.4, algorithm R), so there are no tombstones. Doubles
-/// when full, which costs O(entries) once; it never shrinks.
+/// when full, which costs O(entries) once; it never shrinks. `Owner`: see block_keeper.
+template <class Owner>
 class hash_table {
  public:
   /// Starts a search for `hash`. Calls `same(id)` on contents with that hash until it says yes. That one, or

@@ -16,14 +16,16 @@
 
 namespace kvcache::detail {
 
-/// Interns sets of extra keys: equal sets have one index as long as anyone uses it, and may have a node of the content
-/// tree that stands before all content under them. Sets are compared byte for byte.
+/// Names a set of extra keys. Used again once the set is gone.
+using key_set_id = std::uint32_t;
+inline constexpr key_set_id no_key_set = ~0u;
+
+/// Interns sets of extra keys: equal sets have one name as long as anyone uses it, and may have a node of the content
+/// tree that stands before all content under them. Sets are compared byte for byte. `Owner`: see block_keeper.
+template <class Owner>
 class key_sets {
  public:
-  using index = std::uint32_t;
-  static constexpr index none = ~0u;
-
-  key_sets() : buckets_(initial_buckets, none) {}
+  key_sets() : buckets_(initial_buckets, no_key_set) {}
 
   /// Hash of a set, the empty one included. O(keys^2 + bytes).
   [[nodiscard]] static std::uint64_t hash_of(std::span<const extra_key> keys) noexcept {
@@ -32,25 +34,25 @@ class key_sets {
                   [&](const extra_key& key) { hash = bytes_hash(bytes_hash(hash, head(key).view()), key.value); });
     return mix(hash);
   }
-  [[nodiscard]] std::uint64_t hash(index i) const noexcept { return sets_[i].hash; }
+  [[nodiscard]] std::uint64_t hash(key_set_id i) const noexcept { return sets_[i].hash; }
   /// The node that was set for it, or no_content.
-  [[nodiscard]] content_id root(index i) const noexcept { return sets_[i].root; }
-  void set_root(index i, content_id root) noexcept { sets_[i].root = root; }
+  [[nodiscard]] content_id root(key_set_id i) const noexcept { return sets_[i].root; }
+  void set_root(key_set_id i, content_id root) noexcept { sets_[i].root = root; }
 
-  /// The set's index, or none. O(keys^2 + bytes).
-  [[nodiscard]] index find(std::span<const extra_key> keys) const noexcept { return find(keys, hash_of(keys)); }
-  /// The set's index, with one user more. O(keys^2 + bytes).
-  index acquire(std::span<const extra_key> keys) noexcept {
+  /// The set's name, or no_key_set. O(keys^2 + bytes).
+  [[nodiscard]] key_set_id find(std::span<const extra_key> keys) const noexcept { return find(keys, hash_of(keys)); }
+  /// The set's name, with one user more. O(keys^2 + bytes).
+  key_set_id acquire(std::span<const extra_key> keys) noexcept {
     const std::uint64_t hash = hash_of(keys);
-    index i = find(keys, hash);
-    if (i == none) i = add(keys, hash);
+    key_set_id i = find(keys, hash);
+    if (i == no_key_set) i = add(keys, hash);
     ++sets_[i].users;
     return i;
   }
   /// One user less; a set without users goes. O(1) on average.
-  void drop_user(index i) noexcept {
+  void drop_user(key_set_id i) noexcept {
     if (--sets_[i].users != 0) return;
-    index* at = &buckets_[sets_[i].hash & (buckets_.size() - 1)];
+    key_set_id* at = &buckets_[sets_[i].hash & (buckets_.size() - 1)];
     while (*at != i) at = &sets_[*at].next;
     *at = sets_[i].next;
     sets_[i].next = free_;
@@ -71,20 +73,20 @@ class key_sets {
     std::uint64_t hash = 0;
     content_id root = no_content;
     std::uint32_t users = 0;
-    index next = none;  // in its bucket, or among the free ones
+    key_set_id next = no_key_set;  // in its bucket, or among the free ones
   };
   static constexpr std::size_t initial_buckets = 16;
   static constexpr std::size_t head_size = 9;
 
-  [[nodiscard]] index find(std::span<const extra_key> keys, std::uint64_t hash) const noexcept {
-    for (index i = buckets_[hash & (buckets_.size() - 1)]; i != none; i = sets_[i].next)
+  [[nodiscard]] key_set_id find(std::span<const extra_key> keys, std::uint64_t hash) const noexcept {
+    for (key_set_id i = buckets_[hash & (buckets_.size() - 1)]; i != no_key_set; i = sets_[i].next)
       if (sets_[i].hash == hash && equal(sets_[i].text, keys)) return i;
-    return none;
+    return no_key_set;
   }
-  index add(std::span<const extra_key> keys, std::uint64_t hash) noexcept {
-    index i = free_;
-    if (i == none) {
-      i = static_cast<index>(sets_.size());
+  key_set_id add(std::span<const extra_key> keys, std::uint64_t hash) noexcept {
+    key_set_id i = free_;
+    if (i == no_key_set) {
+      i = static_cast<key_set_id>(sets_.size());
       sets_.push_back({});
     } else {
       free_ = sets_[i].next;
@@ -136,25 +138,25 @@ class key_sets {
     return same && text.empty();
   }
 
-  void link(index i) noexcept {
-    index& bucket = buckets_[sets_[i].hash & (buckets_.size() - 1)];
+  void link(key_set_id i) noexcept {
+    key_set_id& bucket = buckets_[sets_[i].hash & (buckets_.size() - 1)];
     sets_[i].next = bucket;
     bucket = i;
   }
   void grow() noexcept {
-    const std::vector<index> old = std::move(buckets_);
-    buckets_.assign(old.size() * 2, none);
-    for (index i : old)
-      while (i != none) {
-        const index next = sets_[i].next;
+    const std::vector<key_set_id> old = std::move(buckets_);
+    buckets_.assign(old.size() * 2, no_key_set);
+    for (key_set_id i : old)
+      while (i != no_key_set) {
+        const key_set_id next = sets_[i].next;
         link(i);
         i = next;
       }
   }
 
   std::vector<set> sets_;
-  std::vector<index> buckets_;
-  index free_ = none;
+  std::vector<key_set_id> buckets_;
+  key_set_id free_ = no_key_set;
   std::size_t used_ = 0;
 };
 

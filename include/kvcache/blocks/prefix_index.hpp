@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace kvcache {
+namespace kvcache::detail {
 
 /// Which cached block holds which content in which layer group. In a group that sees all tokens, the block before a
 /// cached block is cached as long as it is; a group with a window may have lost it.
@@ -18,11 +18,10 @@ namespace kvcache {
 /// Blocks that someone holds, or that a step may touch, are `active`; the index counts active children, so that its
 /// owner knows which unreferenced blocks can go. 16 bytes a block from the start, and as they come, for each node of
 /// the tree, what the tree takes and 4 bytes a layer group. One thread at a time; calls of const members may overlap
-/// each other.
+/// each other. `Owner`: see block_keeper.
+template <class Owner>
 class prefix_index {
  public:
-  using content_id = detail::content_id;
-
   /// For blocks 1 to `highest`. Raises as content_tree does. O(blocks).
   prefix_index(block_id highest, const layer_groups& groups, unsigned hash_bits)
       : groups_(&groups), tree_(groups, hash_bits, highest), entries_(std::size_t{highest} + 1) {
@@ -30,8 +29,8 @@ class prefix_index {
   }
 
   /// What content there is, cached or held by sequences.
-  [[nodiscard]] detail::content_tree& tree() noexcept { return tree_; }
-  [[nodiscard]] const detail::content_tree& tree() const noexcept { return tree_; }
+  [[nodiscard]] content_tree<Owner>& tree() noexcept { return tree_; }
+  [[nodiscard]] const content_tree<Owner>& tree() const noexcept { return tree_; }
 
   /// The block that holds a content in a layer group, or the null block.
   [[nodiscard]] block_id block(content_id content, std::uint32_t group) const noexcept {
@@ -40,7 +39,7 @@ class prefix_index {
     return i < blocks_.size() ? blocks_[i] : null_block;
   }
 
-  [[nodiscard]] bool contains(block_id block) const noexcept { return entries_[block].content != detail::no_content; }
+  [[nodiscard]] bool contains(block_id block) const noexcept { return entries_[block].content != no_content; }
   /// Precondition, here and below: cached.
   [[nodiscard]] content_id content(block_id block) const noexcept { return entries_[block].content; }
   [[nodiscard]] std::uint32_t group(block_id block) const noexcept { return entries_[block].group; }
@@ -62,7 +61,7 @@ class prefix_index {
     const entry& e = entries_[block];
     if (groups_->windowed(e.group)) return null_block;
     const content_id first = tree_.first_child(e.content);
-    for (content_id at = first; at != detail::no_content;) {
+    for (content_id at = first; at != no_content;) {
       if (const block_id b = this->block(at, e.group); b != null_block) return b;
       at = tree_.next_sibling(at);
       if (at == first) break;
@@ -118,7 +117,7 @@ class prefix_index {
 
  private:
   struct entry {
-    content_id content = detail::no_content;
+    content_id content = no_content;
     std::uint32_t group = 0;
     block_id parent = null_block;
     std::uint32_t active_children = 0;
@@ -138,9 +137,9 @@ class prefix_index {
   }
 
   const layer_groups* groups_;
-  detail::content_tree tree_;
+  content_tree<Owner> tree_;
   std::vector<entry> entries_;    // by block
   std::vector<block_id> blocks_;  // by content and group
 };
 
-}  // namespace kvcache
+}  // namespace kvcache::detail

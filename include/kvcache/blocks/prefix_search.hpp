@@ -14,8 +14,11 @@
 namespace kvcache::detail {
 
 /// The longest prefix of some content that is cached in every layer group. One search after another, each of which
-/// leaves what it found until the next; allocates nothing once its arrays have grown.
+/// leaves what it found until the next; allocates nothing once its arrays have grown. `Owner`: see block_keeper.
+template <class Owner>
 class prefix_search {
+  using prefix_index = detail::prefix_index<Owner>;
+
  public:
   prefix_search(const layer_groups& groups, const prefix_index& index)
       : groups_(groups), index_(index), nodes_(groups.chains()) {}
@@ -113,7 +116,7 @@ class prefix_search {
   /// bounded, since a prompt that all share can have any number of continuations.
   void look_for_head(content_view rest) noexcept {
     constexpr int most = 64;
-    const content_tree& tree = index_.tree();
+    const content_tree<Owner>& tree = index_.tree();
     const std::uint32_t size = groups_.block_size(0);
     const std::size_t asked = rest.size() < size ? rest.size() : size;
     std::size_t longest = 0;

@@ -25,6 +25,9 @@ namespace kvcache::detail {
 /// The contracts stand at block_manager.
 template <class Eviction>
 class sequence_keeper {
+  using prefix_index = detail::prefix_index<Eviction>;
+  using content_tree = detail::content_tree<Eviction>;
+
  public:
   explicit sequence_keeper(block_keeper<Eviction>& blocks)
       : blocks_(blocks),
@@ -488,8 +491,8 @@ class sequence_keeper {
   [[nodiscard]] static result<void> acceptable(std::span<const retention_range> ranges) noexcept {
     return check_retention(ranges, told_of_priorities<Eviction>);
   }
-  /// Of the blocks that a sequence has committed and of those to come. A tail that is cached has other content too: it is
-  /// borrowed, or was cut.
+  /// Of the blocks that a sequence has committed and of those to come. A tail that is cached has other content too: it
+  /// is borrowed, or was cut.
   void set_retention(sequence_state& s, std::span<const retention_range> ranges) noexcept {
     grow(s.retention, ranges.size());
     s.retention.assign(ranges.begin(), ranges.end());
@@ -504,17 +507,17 @@ class sequence_keeper {
   }
 
   block_keeper<Eviction>& blocks_;
-  sequence_table states_;
+  sequence_table<Eviction> states_;
 
   /// Fingerprints of the blocks that a commit comes to next in a chain, and how many of them it has used.
   struct ahead {
-    content_tree::fingerprints_ahead fingerprints{};
+    typename content_tree::fingerprints_ahead fingerprints{};
     std::size_t used = 0;
   };
 
-  mutable prefix_search found_;
+  mutable prefix_search<Eviction> found_;
   std::vector<ahead> ahead_;  // per chain
-  timed_pins pins_;
+  timed_pins<Eviction> pins_;
 };
 
 }  // namespace kvcache::detail

@@ -156,7 +156,7 @@ class step_keeper final : public step_owner {
   /// no step in flight of others may touch it, and where it is cached, forgetting it and its successors sets no block
   /// free that is held for them.
   [[nodiscard]] bool writes_in_place(block_id tail, std::uint32_t filled) const noexcept {
-    const prefix_index& index = blocks_.index;
+    const prefix_index<Eviction>& index = blocks_.index;
     if (blocks_.pool.ref_count(tail) - marks_[tail].copies != 1 || marks_[tail].copier_in_flight) return false;
     // A step that is dropped gives the block back to those who copied from it, so what they have in it stays.
     if (filled < marks_[tail].needed) return false;
@@ -170,7 +170,7 @@ class step_keeper final : public step_owner {
   /// Counts the blocks that the wants take, and those that they take if these are there. Leaves in tails_ what is to be
   /// done with tails; marks sequences as named and tail blocks as copied on the way.
   result<void> count_wants(std::span<const want> wants, std::uint64_t& needed, std::uint64_t& optional) const noexcept {
-    const step_queue& steps = blocks_.steps;
+    const step_queue<Eviction>& steps = blocks_.steps;
     const std::uint32_t group_count = groups().size();
     std::uint64_t tokens = 0;
     tails_.assign(wants.size() * group_count, tail_action::write_in_place);

@@ -12,7 +12,8 @@
 
 namespace kvcache::detail {
 
-/// The steps in flight, in order, and the records of ended ones for use again.
+/// The steps in flight, in order, and the records of ended ones for use again. `Owner`: see block_keeper.
+template <class Owner>
 class step_queue {
  public:
   explicit step_queue(const layer_groups& groups) : groups_(&groups) {}

@@ -12,9 +12,10 @@
 
 namespace kvcache::detail {
 
-/// For how long cached blocks that nobody uses may stay. Takes no memory until somebody says so of a block, if only that
-/// it may stay for ever, then 8 bytes a block, and 28 from the first limit on. O(log n) a call for blocks with a limit,
-/// O(1) for others.
+/// For how long cached blocks that nobody uses may stay. Takes no memory until somebody says so of a block, if only
+/// that it may stay for ever, then 8 bytes a block, and 28 from the first limit on. O(log n) a call for blocks with a
+/// limit, O(1) for others. `Owner`: see block_keeper.
+template <class Owner>
 class time_to_live {
  public:
   explicit time_to_live(block_id highest) : highest_(highest) {}
@@ -29,8 +30,7 @@ class time_to_live {
   }
   /// Nobody uses the block any more.
   void start(block_id block, std::uint64_t now) noexcept {
-    if (any_ && limits_[block] != 0 && limits_[block] != never)
-      unused_.insert(block, later(now, limits_[block] - 1));
+    if (any_ && limits_[block] != 0 && limits_[block] != never) unused_.insert(block, later(now, limits_[block] - 1));
   }
   /// Someone does again.
   void stop(block_id block) noexcept {
@@ -50,7 +50,7 @@ class time_to_live {
 
  private:
   block_id highest_;
-  bool any_ = false;                    // some block has had a limit
+  bool any_ = false;                   // some block has had a limit
   std::vector<std::uint64_t> limits_;  // by block
   block_heap<std::uint64_t> unused_;
 };

@@ -11,7 +11,8 @@
 namespace kvcache::detail {
 
 /// Which sequences are closed at which time. O(log n) a call for those, O(1) for others; 28 bytes for each place that
-/// sequences with a time have had.
+/// sequences with a time have had. `Owner`: see block_keeper.
+template <class Owner>
 class timed_pins {
  public:
   void add(sequence_id pin, std::uint64_t expires) noexcept {

@@ -17,9 +17,9 @@ struct flight {
   std::vector<plan_row> rows;
 };
 
-/// The steps in flight, in order, numbered from 1. Records are used again with the arrays they have grown. A template
-/// for the same reason as request_table.
-template <class Scheduler>
+/// The steps in flight, in order, numbered from 1. Records are used again with the arrays they have grown.
+/// `Owner`: see block_keeper.
+template <class Owner>
 class flights {
  public:
   [[nodiscard]] bool empty() const noexcept { return open_.empty(); }

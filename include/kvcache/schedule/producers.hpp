@@ -140,7 +140,7 @@ class producers {
   std::vector<entry> claims_;
   std::vector<claim> unused_;  // a stack
   std::size_t claimed_ = 0;
-  hash_table table_;
+  hash_table<Requests> table_;
 };
 
 }  // namespace kvcache::detail

@@ -48,7 +48,7 @@ struct alignas(64) request_record {
   std::int32_t priority = 0;
   std::int32_t lent = 0;  // the highest of those that wait for it; its own where none does
   std::uint64_t arrival = 0;
-  key_sets::index key_set = key_sets::none;
+  key_set_id key_set = no_key_set;
   std::vector<extra_key> keys;
   std::vector<char> key_bytes;  // what the keys' values point to
   std::vector<retention_range> retention;
@@ -57,9 +57,9 @@ struct alignas(64) request_record {
   [[nodiscard]] std::int32_t effective() const noexcept { return lent > priority ? lent : priority; }
 };
 
-/// The requests of a scheduler. Places are used again with the arrays they have grown. A template only so that it is
-/// instantiated where something is scheduled, and not for everyone who includes the umbrella.
-template <class Scheduler>
+/// The requests of a scheduler. Places are used again with the arrays they have grown. `Owner`: see
+/// block_keeper.
+template <class Owner>
 class request_table {
  public:
   /// O(prompt + keys).

@@ -611,7 +611,7 @@ class scheduler {
   scheduler_options options_;
   detail::strides strides_;
   requests requests_;
-  detail::key_sets key_sets_;
+  detail::key_sets<scheduler> key_sets_;
   queues queues_;
   producers producers_;
   std::vector<index> running_;  // in the order of admission

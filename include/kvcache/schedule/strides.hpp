@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <kvcache/types.hpp>
 #include <kvcache/blocks/layer_groups.hpp>
+#include <kvcache/types.hpp>
 
 #include <cstdint>
-#include <utility>
+#include <numeric>
 
 namespace kvcache::detail {
 
@@ -19,25 +19,20 @@ struct strides {
   bool windows = false;
 };
 
-[[nodiscard]] constexpr std::uint64_t common_divisor(std::uint64_t a, std::uint64_t b) noexcept {
-  while (b != 0) a = std::exchange(b, a % b);
-  return a;
-}
-
 /// Of the layer groups of a block manager. O(groups).
 template <class Manager>
 [[nodiscard]] strides strides_of(const Manager& manager) noexcept {
   strides s;
   for (std::uint32_t g = 0; g < manager.layer_group_count(); ++g) {
     const std::uint64_t size = manager.block_size(g);
-    const std::uint64_t part = s.prefix / common_divisor(s.prefix, size);
+    const std::uint64_t part = s.prefix / std::gcd(s.prefix, size);
     s.prefix = part > max_length / size ? max_length + 1 : part * size;
   }
   s.commit = s.prefix;
   for (std::uint32_t g = 0; g < manager.layer_group_count(); ++g) {
     if (!manager.windowed(g)) continue;
     s.windows = true;
-    s.commit = common_divisor(s.commit, manager.block_size(g));
+    s.commit = std::gcd(s.commit, std::uint64_t{manager.block_size(g)});
   }
   return s;
 }
