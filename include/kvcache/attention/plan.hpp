@@ -4,6 +4,7 @@
 #include <kvcache/attention/variant.hpp>
 #include <kvcache/concepts.hpp>
 #include <kvcache/detail/config.hpp>
+#include <kvcache/detail/span_of.hpp>
 #include <kvcache/error.hpp>
 #include <kvcache/views.hpp>
 
@@ -133,14 +134,14 @@ struct planner {
 class attention_plan {
  public:
   // Spans into the plan; a plan that is about to go away gives none.
-  [[nodiscard]] std::span<const work_unit> units() const& noexcept { return units_; }
+  [[nodiscard]] std::span<const work_unit> units() const& noexcept { return detail::span_of(units_); }
   std::span<const work_unit> units() const&& = delete;
-  [[nodiscard]] std::span<const query_tile> tiles() const& noexcept { return tiles_; }
+  [[nodiscard]] std::span<const query_tile> tiles() const& noexcept { return detail::span_of(tiles_); }
   std::span<const query_tile> tiles() const&& = delete;
-  [[nodiscard]] std::span<const planned_sequence> sequences() const& noexcept { return sequences_; }
+  [[nodiscard]] std::span<const planned_sequence> sequences() const& noexcept { return detail::span_of(sequences_); }
   std::span<const planned_sequence> sequences() const&& = delete;
   /// The block tables, one sequence after another; see planned_sequence::first_block.
-  [[nodiscard]] std::span<const block_id> blocks() const& noexcept { return blocks_; }
+  [[nodiscard]] std::span<const block_id> blocks() const& noexcept { return detail::span_of(blocks_); }
   std::span<const block_id> blocks() const&& = delete;
 
   [[nodiscard]] const plan_options& options() const noexcept { return options_; }

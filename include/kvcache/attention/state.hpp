@@ -163,7 +163,7 @@ inline void merge(std::span<const state_view<const float>> parts, state_view<flo
 /// Merges `other` into `into`: two states over disjoint parts of the same rows. As above, with two parts.
 inline void merge(state_view<float> into, state_view<const float> other) {
   const state_view<const float> both[] = {into, other};
-  merge(both, into);
+  merge(std::span(&both[0], 2), into);
 }
 
 }  // namespace kvcache

@@ -10,6 +10,7 @@
 #include <kvcache/blocks/step_queue.hpp>
 #include <kvcache/blocks/time_to_live.hpp>
 #include <kvcache/concepts.hpp>
+#include <kvcache/detail/span_of.hpp>
 #include <kvcache/error.hpp>
 #include <kvcache/events.hpp>
 #include <kvcache/types.hpp>
@@ -132,7 +133,7 @@ class block_keeper {
       fingerprints_.clear();
       index.tree().fingerprints(root, groups.chain(group), content, fingerprints_);
       for (std::uint64_t& f : fingerprints_) f = prefix_index::in_group(f, group);
-      policy_.open(fingerprints_, hits, groups.block_size(group) * unit_tokens_);
+      policy_.open(span_of(fingerprints_), hits, groups.block_size(group) * unit_tokens_);
     } else {
       static_cast<void>(root), static_cast<void>(group), static_cast<void>(content), static_cast<void>(hits);
     }

@@ -9,6 +9,7 @@
 #include <kvcache/blocks/step.hpp>
 #include <kvcache/blocks/step_keeper.hpp>
 #include <kvcache/concepts.hpp>
+#include <kvcache/detail/span_of.hpp>
 #include <kvcache/error.hpp>
 #include <kvcache/eviction/lru.hpp>
 #include <kvcache/fwd.hpp>
@@ -199,7 +200,7 @@ class block_manager {
     KVCACHE_ASSERT(layer_group < layer_group_count(), "no such layer group");
     const auto* s = sequences_.find(sequence);
     if (s == nullptr) return sequences_.stale(sequence);
-    return std::span<const block_id>(s->held[layer_group].table);
+    return detail::span_of(s->held[layer_group].table);
   }
   /// Writes the slots of tokens [first, first + out.size()), no_slot for those that a window has left behind.
   /// stale_id. beyond_length: no block is there for them.

@@ -8,6 +8,7 @@
 #include <kvcache/blocks/prefix_search.hpp>
 #include <kvcache/blocks/requests.hpp>
 #include <kvcache/blocks/timed_pins.hpp>
+#include <kvcache/detail/span_of.hpp>
 #include <kvcache/error.hpp>
 #include <kvcache/types.hpp>
 #include <kvcache/views.hpp>
@@ -503,7 +504,7 @@ class sequence_keeper {
   }
   /// Of a cached block that begins with a token.
   void retain(const sequence_state& s, std::uint64_t token, block_id block) noexcept {
-    if (const retention_range* range = range_of(s.retention, token)) blocks_.retain(block, *range);
+    if (const retention_range* range = range_of(span_of(s.retention), token)) blocks_.retain(block, *range);
   }
 
   block_keeper<Eviction>& blocks_;

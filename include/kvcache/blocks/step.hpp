@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/blocks/grow.hpp>
+#include <kvcache/detail/span_of.hpp>
 #include <kvcache/error.hpp>
 #include <kvcache/transfer.hpp>
 #include <kvcache/types.hpp>
@@ -119,8 +120,9 @@ class [[nodiscard]] step {
   [[nodiscard]] batch_view batch(std::uint32_t layer_group = 0) const noexcept {
     const detail::step_record& r = checked();
     const auto& g = group(layer_group);
-    return {r.query_offsets, r.kv_lengths, block_tables::ragged(g.blocks.data(), g.begins, g.counts), g.slots,
-            g.block_size};
+    return {detail::span_of(r.query_offsets), detail::span_of(r.kv_lengths),
+            block_tables::ragged(g.blocks.data(), detail::span_of(g.begins), detail::span_of(g.counts)),
+            detail::span_of(g.slots), g.block_size};
   }
 
   /// The same tables padded with null blocks to the longest row. O(rows * columns) the first time, then O(1). The
@@ -141,7 +143,7 @@ class [[nodiscard]] step {
   }
 
   /// Copies that have to be carried out before the step writes anything.
-  [[nodiscard]] std::span<const block_copy> copies() const noexcept { return checked().copies; }
+  [[nodiscard]] std::span<const block_copy> copies() const noexcept { return detail::span_of(checked().copies); }
 
   /// The tokens of every want count: lengths advance by what was begun.
   /// step_order: an earlier step is not accepted yet. stale_id: the step was dropped or retired, or accepted already.

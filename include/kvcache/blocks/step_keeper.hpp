@@ -7,6 +7,7 @@
 #include <kvcache/blocks/requests.hpp>
 #include <kvcache/blocks/sequence_keeper.hpp>
 #include <kvcache/blocks/step.hpp>
+#include <kvcache/detail/span_of.hpp>
 #include <kvcache/error.hpp>
 #include <kvcache/types.hpp>
 
@@ -303,7 +304,7 @@ class step_keeper final : public step_owner {
           arrays.slots[r.query_offsets[i]] = copy.tail_slot + row.start;
         } else {
           map_slots({arrays.blocks.data() + copy.begin, used}, arrays.block_size, row.start,
-                    std::span<slot_id>(arrays.slots).subspan(r.query_offsets[i], row.tokens));
+                    span_of(arrays.slots).subspan(r.query_offsets[i], row.tokens));
         }
       }
       // Copies of tables that were long once are not kept for ever.

@@ -3,6 +3,7 @@
 
 #include <kvcache/blocks/layer_groups.hpp>
 #include <kvcache/blocks/step.hpp>
+#include <kvcache/detail/span_of.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -19,7 +20,7 @@ class step_queue {
   explicit step_queue(const layer_groups& groups) : groups_(&groups) {}
 
   /// Steps that are neither dropped nor retired, the oldest first; their numbers follow retired() without a gap.
-  [[nodiscard]] std::span<step_record* const> open() const noexcept { return open_; }
+  [[nodiscard]] std::span<step_record* const> open() const noexcept { return span_of(open_); }
   /// Number of the newest step that is retired.
   [[nodiscard]] std::uint64_t retired() const noexcept { return retired_; }
   [[nodiscard]] std::uint64_t newest() const noexcept { return retired_ + open_.size(); }

@@ -38,7 +38,7 @@ class producers {
   /// are not waited for. O(content); O(1) where nothing is claimed.
   [[nodiscard]] claim find(request_index waiting, std::uint32_t cached, std::uint64_t seed) const noexcept {
     if (claimed_ == 0) return 0;
-    const content_view content = requests_[waiting].content;
+    const content_view content = requests_[waiting].tokens();
     const std::uint64_t useful = (heads_ ? content.size() : content.size() - 1) / stride_;
     const std::uint64_t first = cached / stride_;
     if (first >= useful) return 0;
@@ -49,7 +49,7 @@ class producers {
       found = find(waiting, static_cast<std::uint32_t>(b), narrowed(seed));
     }
     if (found == 0) return 0;
-    const content_view other = requests_[claims_[found].request].content;
+    const content_view other = requests_[claims_[found].request].tokens();
     for (;;) {
       const claim next = claims_[found].next;
       if (next == 0 || claims_[next].block >= useful || claims_[next].block != claims_[found].block + 1) return found;
@@ -61,7 +61,7 @@ class producers {
 
   /// Claims what a request that was just admitted will compute, its first `cached` tokens apart. O(content).
   void claim_all(request_index producer, std::uint32_t cached, std::uint64_t seed, claim& first) noexcept {
-    const content_view content = requests_[producer].content;
+    const content_view content = requests_[producer].tokens();
     const std::uint64_t blocks = content.size() / stride_;
     claim last = 0;
     first = 0;
@@ -113,8 +113,7 @@ class producers {
     const auto size = static_cast<std::size_t>((std::uint64_t{b} + 1) * stride_);
     return table_.find(hash, [&](claim c) {
       const request_record& o = requests_[claims_[c].request];
-      return claims_[c].block == b && o.key_set == r.key_set &&
-             equal(content_view(o.content).sub(0, size), content_view(r.content).sub(0, size));
+      return claims_[c].block == b && o.key_set == r.key_set && equal(o.tokens().sub(0, size), r.tokens().sub(0, size));
     });
   }
   claim add(const entry& e) noexcept {

@@ -53,6 +53,7 @@ struct alignas(64) request_record {
   std::vector<char> key_bytes;  // what the keys' values point to
   std::vector<retention_range> retention;
 
+  [[nodiscard]] content_view tokens() const noexcept { return {content.data(), content.size()}; }
   [[nodiscard]] std::uint32_t known() const noexcept { return static_cast<std::uint32_t>(content.size()); }
   [[nodiscard]] std::int32_t effective() const noexcept { return lent > priority ? lent : priority; }
 };

@@ -5,6 +5,7 @@
 #include <kvcache/blocks/key_sets.hpp>
 #include <kvcache/blocks/requests.hpp>
 #include <kvcache/blocks/step.hpp>
+#include <kvcache/detail/span_of.hpp>
 #include <kvcache/error.hpp>
 #include <kvcache/fwd.hpp>
 #include <kvcache/schedule/flights.hpp>
@@ -161,7 +162,7 @@ class scheduler {
       counts_[i] = row.tokens - row.drafts + static_cast<std::uint32_t>(confirmed);
       whole = whole && confirmed == row.drafts;
     }
-    auto accepted = whole ? f.blocks.accept() : f.blocks.accept(counts_);
+    auto accepted = whole ? f.blocks.accept() : f.blocks.accept(detail::span_of(counts_));
     if (!accepted) return accepted;
 
     std::uint64_t generated = 0;
@@ -177,7 +178,7 @@ class scheduler {
   }
 
   /// The requests that the last call of `next` or `finish` ended. Valid until the next call of either.
-  [[nodiscard]] std::span<const ended_request> ended() const noexcept { return ended_; }
+  [[nodiscard]] std::span<const ended_request> ended() const noexcept { return detail::span_of(ended_); }
 
   // What is there -----------------------------------------------------------------------------------------------
 
@@ -195,7 +196,7 @@ class scheduler {
   /// stale_id. O(1).
   [[nodiscard]] result<content_view> tokens(request_id id) const noexcept {
     if (!requests_.contains(id)) return requests_.stale(id);
-    return content_view(requests_[id.index].content);
+    return requests_[id.index].tokens();
   }
   /// Requests admitted. O(1), as all below.
   [[nodiscard]] std::size_t running() const noexcept { return running_.size(); }
@@ -325,7 +326,7 @@ class scheduler {
     if (running_.size() == options_.running || r.rows != 0 || refused_before(i)) return false;
     if (promised_ == not_counted) {
       fill_wants();
-      const auto needed = manager_.blocks_needed(wants_);
+      const auto needed = manager_.blocks_needed(detail::span_of(wants_));
       KVCACHE_ASSERT(needed.has_value(), "a sequence of the scheduler was closed behind its back");
       promised_ = needed ? *needed : manager_.capacity();
     }
@@ -345,11 +346,11 @@ class scheduler {
   }
 
   [[nodiscard]] open_request wanted(const record& r) const noexcept {
-    return {.content = r.content,
-            .keys = r.keys,
+    return {.content = r.tokens(),
+            .keys = detail::span_of(r.keys),
             .reserve = r.content.size(),
             .chunk = options_.step_tokens,
-            .retention = r.retention,
+            .retention = detail::span_of(r.retention),
             .counted = r.admitted};
   }
   /// A block that a running request comes to share with a refused one is needed no more and available no more, so it
@@ -394,8 +395,9 @@ class scheduler {
   [[nodiscard]] std::uint32_t already_there(const record& r) const noexcept {
     if (r.committed % strides_.prefix == 0) return r.committed;
     const std::uint32_t end = detail::end_after(r.committed, strides_.prefix);
-    return end <= r.known() && manager_.probe(content_view(r.content).sub(0, end), r.keys).tokens == end ? end
-                                                                                                         : r.committed;
+    return end <= r.known() && manager_.probe(r.tokens().sub(0, end), detail::span_of(r.keys)).tokens == end
+               ? end
+               : r.committed;
   }
 
   void fill_wants() noexcept {
@@ -404,7 +406,7 @@ class scheduler {
   }
   result<step> begin_rows() noexcept {
     fill_wants();
-    return manager_.begin(wants_);
+    return manager_.begin(detail::span_of(wants_));
   }
 
   step_plan take_off(step&& begun) noexcept {
@@ -425,7 +427,7 @@ class scheduler {
       statistics_.recomputed_tokens += recomputed;
       statistics_.prefilled_tokens += row.tokens - recomputed;
     }
-    return {flights_.newest(), f.rows, &f.blocks};
+    return {flights_.newest(), detail::span_of(f.rows), &f.blocks};
   }
 
   // Running short -----------------------------------------------------------------------------------------------
@@ -531,7 +533,7 @@ class scheduler {
   /// A call for each token would cost more than the rest.
   KVCACHE_NOINLINE void commit(record& r) noexcept {
     const auto whole = static_cast<std::uint32_t>(r.computed / strides_.commit * strides_.commit);
-    const auto done = manager_.commit(r.sequence, content_view(r.content).sub(r.committed, whole - r.committed));
+    const auto done = manager_.commit(r.sequence, r.tokens().sub(r.committed, whole - r.committed));
     KVCACHE_ASSERT(done.has_value(), "a sequence of the scheduler was changed behind its back");
     static_cast<void>(done);
     r.committed = whole;
