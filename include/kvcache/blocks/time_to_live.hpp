@@ -2,7 +2,7 @@
 #pragma once
 
 #include <kvcache/blocks/retention.hpp>
-#include <kvcache/detail/block_heap.hpp>
+#include <kvcache/detail/id_heap.hpp>
 #include <kvcache/types.hpp>
 
 #include <cstddef>
@@ -52,7 +52,7 @@ class time_to_live {
   block_id highest_;
   bool any_ = false;                   // some block has had a limit
   std::vector<std::uint64_t> limits_;  // by block
-  block_heap<std::uint64_t> unused_;
+  id_heap<std::uint64_t> unused_;
 };
 
 }  // namespace kvcache::detail

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <kvcache/detail/block_heap.hpp>
+#include <kvcache/detail/id_heap.hpp>
 #include <kvcache/types.hpp>
 
 #include <cstddef>
@@ -35,7 +35,7 @@ class timed_pins {
 
  private:
   std::vector<sequence_id> ids_;        // by index
-  block_heap<std::uint64_t> expiries_;  // by index + 1
+  id_heap<std::uint64_t> expiries_;  // by index + 1
 };
 
 }  // namespace kvcache::detail

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <kvcache/concepts.hpp>
-#include <kvcache/detail/block_heap.hpp>
+#include <kvcache/detail/id_heap.hpp>
 #include <kvcache/detail/ghost_list.hpp>
 #include <kvcache/types.hpp>
 
@@ -82,7 +82,7 @@ class lru_k {
   };
 
   std::vector<use> uses_;  // by block
-  detail::block_heap<key> order_;
+  detail::id_heap<key> order_;
   detail::ghost_list<> ghosts_;
   std::vector<std::uint64_t> ghost_used_;  // by ghost
   std::uint64_t now_ = 0;

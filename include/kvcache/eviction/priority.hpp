@@ -2,7 +2,7 @@
 #pragma once
 
 #include <kvcache/concepts.hpp>
-#include <kvcache/detail/block_heap.hpp>
+#include <kvcache/detail/id_heap.hpp>
 #include <kvcache/types.hpp>
 
 #include <cstddef>
@@ -107,8 +107,8 @@ class priority {
   }
 
   std::vector<use> uses_;  // by block
-  detail::block_heap<std::uint64_t> order_;
-  detail::block_heap<std::uint64_t> expiries_;
+  detail::id_heap<std::uint64_t> order_;
+  detail::id_heap<std::uint64_t> expiries_;
   std::uint64_t now_ = 0;
   std::uint64_t released_ = 0;
 };

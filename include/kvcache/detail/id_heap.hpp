@@ -1,55 +1,53 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <kvcache/types.hpp>
-
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
 namespace kvcache::detail {
 
-/// A heap of blocks 1 to `highest` by key, the least on top, that finds a block by its id: four below each, since at a
-/// million blocks a level costs a cache miss. O(log n), no allocation but for `reach`; an entry and 4 bytes a
-/// block. Keys that are all different make the order unique.
+/// A heap of ids 1 to `highest` (of blocks, say) by key, the least on top, that finds each by its id: four below each,
+/// since at a million a level costs a cache miss. O(log n), no allocation but for `reach`; an entry and 4 bytes an id.
+/// Keys that are all different make the order unique.
 template <class Key>
-class block_heap {
+class id_heap {
  public:
-  explicit block_heap(block_id highest = 0) { reach(highest); }
+  explicit id_heap(std::uint32_t highest = 0) { reach(highest); }
   /// Makes room for ids up to `highest`. O(highest).
-  void reach(block_id highest) {
+  void reach(std::uint32_t highest) {
     entries_.resize(std::size_t{highest} + 1);
     places_.resize(std::size_t{highest} + 1);
   }
 
   /// Precondition: not in the heap.
-  void insert(block_id block, const Key& key) noexcept { rise(++size_, {key, block}); }
+  void insert(std::uint32_t id, const Key& key) noexcept { rise(++size_, {key, id}); }
   /// Precondition: in the heap.
-  void erase(block_id block) noexcept {
-    const std::uint32_t hole = places_[block];
-    places_[block] = 0;
+  void erase(std::uint32_t id) noexcept {
+    const std::uint32_t hole = places_[id];
+    places_[id] = 0;
     const entry last = entries_[size_--];
-    if (last.block != block) settle(hole, last);
+    if (last.id != id) settle(hole, last);
   }
   /// Precondition: in the heap.
-  void change(block_id block, const Key& key) noexcept { settle(places_[block], {key, block}); }
+  void change(std::uint32_t id, const Key& key) noexcept { settle(places_[id], {key, id}); }
 
-  [[nodiscard]] bool contains(block_id block) const noexcept { return places_[block] != 0; }
+  [[nodiscard]] bool contains(std::uint32_t id) const noexcept { return places_[id] != 0; }
   /// Precondition: in the heap.
-  [[nodiscard]] const Key& key(block_id block) const noexcept { return entries_[places_[block]].key; }
-  /// The block of the least key, or the null block where there is none.
-  [[nodiscard]] block_id least() const noexcept { return size_ == 0 ? null_block : entries_[1].block; }
+  [[nodiscard]] const Key& key(std::uint32_t id) const noexcept { return entries_[places_[id]].key; }
+  /// The id of the least key, or 0 where there is none.
+  [[nodiscard]] std::uint32_t least() const noexcept { return size_ == 0 ? 0 : entries_[1].id; }
 
  private:
   struct entry {
     Key key{};
-    block_id block = null_block;
+    std::uint32_t id = 0;
   };
 
   [[nodiscard]] static std::uint32_t above(std::uint32_t place) noexcept { return (place + 2) / 4; }
   void put(std::uint32_t place, const entry& e) noexcept {
     entries_[place] = e;
-    places_[e.block] = place;
+    places_[e.id] = place;
   }
   void rise(std::uint32_t place, const entry& e) noexcept {
     for (; place > 1 && e.key < entries_[above(place)].key; place = above(place)) put(place, entries_[above(place)]);
