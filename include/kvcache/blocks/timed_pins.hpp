@@ -34,7 +34,7 @@ class timed_pins {
   }
 
  private:
-  std::vector<sequence_id> ids_;        // by index
+  std::vector<sequence_id> ids_;     // by index
   id_heap<std::uint64_t> expiries_;  // by index + 1
 };
 

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <kvcache/concepts.hpp>
-#include <kvcache/detail/id_heap.hpp>
 #include <kvcache/detail/ghost_list.hpp>
+#include <kvcache/detail/id_heap.hpp>
 #include <kvcache/types.hpp>
 
 #include <cstddef>
