@@ -156,6 +156,9 @@ auto read_lines(std::istream& in, const std::string& name, const request& defaul
     request with_id = defaults;
     with_id.id = std::to_string(number);
     try {
+      // The parser would take it for the end.
+      if (const auto at = line.find('\0'); at != std::string::npos)
+        throw bad_input("it has a zero byte at column " + std::to_string(at + 1));
       const json object = parse_line(line);
       if (!object.is_object()) throw bad_input("it is no JSON object");
       out.push_back(read_one(object, with_id));

@@ -64,8 +64,8 @@ int main(int argc, char** argv) {
           if (done % 1024 == 0)
             std::fprintf(stderr, "\r%s, %u blocks: %zu %% ", name.c_str(), blocks, 100 * done / all.requests.size());
         };
-        const std::size_t hits =
-            replay::hits(name, all, {blocks, options->block_tokens}, watched ? replay::progress(report) : nullptr);
+        const std::size_t hits = replay::hits(name, all, {blocks, options->block_tokens, options->at_once},
+                                              watched ? replay::progress(report) : nullptr);
         if (watched) std::fprintf(stderr, "\r%40s\r", "");
         print_row(*options, name, blocks, hits, all.references);
         curve.blocks.push_back(blocks);

@@ -34,6 +34,7 @@ std::optional<options> parse_options(int argc, const char* const* argv) {
   for (const std::string& name : known_policies()) known += (known.empty() ? "" : ", ") + name;
   std::vector<std::string> blocks{"1000", "3000", "10000", "30000", "100000"};
   std::string block_tokens = "512";
+  std::string at_once = "1";
   options o;
   o.evictions = known_policies();
   app.add_option("--trace", o.trace,
@@ -47,6 +48,8 @@ std::optional<options> parse_options(int argc, const char* const* argv) {
       ->delimiter(',')
       ->default_str("1000,3000,10000,30000,100000");
   app.add_option("--block-tokens", block_tokens, "tokens that a block of the trace stands for, an even number")
+      ->capture_default_str();
+  app.add_option("--at-once", at_once, "requests that are open at once, the oldest ends when another comes")
       ->capture_default_str();
   app.add_option("--plot", o.plot, "draw hit ratio over capacity into this PNG file (needs gnuplot)");
   app.add_flag("--json", o.json, "print one JSON object a line instead of a table");
@@ -63,6 +66,7 @@ std::optional<options> parse_options(int argc, const char* const* argv) {
       throw bad_input("--eviction names '" + name + "', choose of " + known);
   for (const std::string& n : blocks) o.blocks.push_back(read_number("--blocks", n, 1u << 24));
   o.block_tokens = read_number("--block-tokens", block_tokens, 1u << 16);
+  o.at_once = read_number("--at-once", at_once, 1u << 16);
   if (o.block_tokens % 2 != 0)
     throw bad_input("--block-tokens has " + std::to_string(o.block_tokens) +
                     ", it has to be even; half a block stands " + "for the end of a prompt");

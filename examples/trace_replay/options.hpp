@@ -13,6 +13,7 @@ struct options {
   std::vector<std::string> evictions;
   std::vector<std::uint32_t> blocks;
   std::uint32_t block_tokens = 512;
+  std::uint32_t at_once = 1;
   std::string plot;  ///< PNG file to draw into, or empty
   bool json = false;
 };

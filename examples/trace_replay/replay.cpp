@@ -14,6 +14,7 @@
 #include <kvcache/eviction/tiny_lfu.hpp>
 
 #include <algorithm>
+#include <deque>
 #include <stdexcept>
 
 namespace replay {
@@ -30,6 +31,11 @@ std::size_t replayed(const trace& all, const pool& how, const progress& report) 
       {.blocks = blocks, .block_size = units, .unit_tokens = how.block_tokens / units});
   std::size_t hits = 0;
   request content;
+  std::deque<kvcache::sequence_id> running;
+  const auto end_oldest = [&] {
+    if (!manager.close(running.front())) throw std::logic_error("an open sequence could not be closed");
+    running.pop_front();
+  };
   const auto compute = [&](kvcache::sequence_id sequence, kvcache::content_view computed) {
     const kvcache::want rest{sequence, static_cast<std::uint32_t>(computed.size())};
     auto step = manager.begin({&rest, 1});
@@ -41,21 +47,26 @@ std::size_t replayed(const trace& all, const pool& how, const progress& report) 
     const request& wanted = all.requests[r];
     const auto size = static_cast<std::uint32_t>(wanted.size() < blocks ? wanted.size() : blocks);
     if (size == 0) continue;
+    while (running.size() >= how.at_once) end_oldest();
     content.clear();
     for (std::uint32_t i = 0; i < size; ++i) content.insert(content.end(), units, wanted[i]);
-    hits += manager.probe(content).tokens / units;
+    const std::size_t whole = content.size();
     if (size < blocks) content.push_back(0);  // what fills the pool has no room for an end, and computes its last block
-    const auto opened = manager.open({.content = content, .reserve = size * units});
+    const kvcache::open_request request{.content = content, .reserve = size * units};
+    while (!running.empty() && !manager.predict(request).fits()) end_oldest();
+    hits += manager.probe(kvcache::content_view(content).sub(0, whole)).tokens / units;
+    const auto opened = manager.open(request);
     if (!opened) throw std::logic_error("a request did not fit an idle pool");
+    running.push_back(opened->sequence);
     compute(opened->sequence,
             kvcache::content_view(content).sub(opened->reused_tokens, size * units - opened->reused_tokens));
     if (r < all.outputs.size() && size < blocks && !all.outputs[r].empty()) {
       content.clear();
       for (std::size_t i = 0; i < std::min<std::size_t>(all.outputs[r].size(), blocks - size); ++i)
         content.insert(content.end(), units, all.outputs[r][i]);
+      while (running.size() > 1 && content.size() / units > manager.counts().available()) end_oldest();
       compute(opened->sequence, content);
     }
-    if (!manager.close(opened->sequence)) throw std::logic_error("an open sequence could not be closed");
   }
   return hits;
 }

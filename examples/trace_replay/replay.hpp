@@ -15,6 +15,7 @@ namespace replay {
 struct pool {
   std::uint32_t blocks = 0;
   std::uint32_t block_tokens = 512;  ///< tokens that a block of the trace stands for; an even number
+  std::uint32_t at_once = 1;         ///< requests that are open at once, as far as the pool has room; not for optimal
 };
 
 /// Called now and then with the requests done.

@@ -92,6 +92,9 @@ trace read_trace(std::istream& in, const std::string& name) {
     const std::string where = name + " line " + std::to_string(number) + ": ";
     line_reader reader;
     try {
+      // The parser would take it for the end.
+      if (const auto at = line.find('\0'); at != std::string::npos)
+        throw bad_input("it has a zero byte at column " + std::to_string(at + 1));
       json::sax_parse(line, &reader);
       if (!reader.has_prompt) throw bad_input("it lacks the key 'hash_ids'");
     } catch (const bad_input& fault) {

@@ -27,7 +27,7 @@ namespace kvcache {
 ///         once for each layer group.
 ///     reference(block_id block, std::uint64_t fingerprint, block_id parent)
 ///         A request uses a cached block, which is not evictable at that moment: `open` found it, or `commit` has just
-///         cached it. The parent is the cached block before it, or the null block. Head first along a chain.
+///         cached it or found its like. The parent is the cached block before it, or the null block. Head first along a chain.
 ///     evict(block_id block)
 ///         Instead of erase, where the content is cached no longer: evicted to make room, out of its time, reset or, a
 ///         block in use that was inserted just for this, overwritten.

@@ -7,6 +7,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <span>
 #include <type_traits>
 
@@ -56,7 +57,7 @@ class content_view {
     requires(!std::same_as<std::remove_cvref_t<Container>, content_view>) &&
             (std::convertible_to<const Container&, std::span<const std::int32_t>> ||
              std::convertible_to<const Container&, std::span<const content_unit>>)
-  constexpr content_view(const Container& c) noexcept : content_view(c.data(), c.size()) {}
+  constexpr content_view(const Container& c) noexcept : content_view(std::data(c), std::size(c)) {}
   // clang-format on
 
   [[nodiscard]] constexpr std::size_t size() const noexcept { return size_; }
@@ -146,6 +147,8 @@ struct batch_view {
   block_tables tables;                           ///< per sequence
   std::span<const slot_id> slots;                ///< per query token: where its K and V go
   std::uint32_t block_size = 0;
+  /// Newest tokens that the tables hold for a query, its own included: the window of a layer group that has one.
+  std::uint32_t window = ~0u;
 
   [[nodiscard]] constexpr std::uint32_t rows() const noexcept { return static_cast<std::uint32_t>(kv_lengths.size()); }
   [[nodiscard]] constexpr std::uint32_t tokens() const noexcept {

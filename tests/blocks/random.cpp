@@ -2,7 +2,13 @@
 // Random calls held against a model, and against a second instance.
 #include "random_driver.hpp"
 
+#include <kvcache/eviction/arc.hpp>
+#include <kvcache/eviction/gittins.hpp>
+#include <kvcache/eviction/lfu.hpp>
+#include <kvcache/eviction/lru_k.hpp>
 #include <kvcache/eviction/priority.hpp>
+#include <kvcache/eviction/s3fifo.hpp>
+#include <kvcache/eviction/tiny_lfu.hpp>
 
 #include <algorithm>
 #include <iterator>
@@ -104,6 +110,13 @@ TEST_CASE("R7 R9 random calls while all hashes collide") {
 TEMPLATE_TEST_CASE("R7 R9 random calls under policies that know nothing of parents", "", mru, lowest_id) {
   const std::uint64_t seed = GENERATE(1u, 2u, 3u);
   drive<kvcache::block_manager<TestType>>({.seed = seed, .groups = {{4}}}, 6'000);
+}
+
+TEMPLATE_TEST_CASE("R7 R9 random calls under the other policies, beside windows and with reuse of heads", "",
+                   kvcache::arc, kvcache::gittins, kvcache::lfu, kvcache::lru_k, kvcache::s3fifo, kvcache::tiny_lfu) {
+  using any = kvcache::block_manager<TestType>;
+  drive<any>({.seed = 31, .blocks = 60, .groups = {{8}, {8, 11}}, .partial_reuse = true}, 6'000);
+  drive<any>({.seed = 32, .blocks = 60, .groups = {{4}, {2, 3}, {4, 8}}}, 6'000);
 }
 
 TEST_CASE("R7 R9 random calls under levels that callers give: of all leaves one of the lowest goes") {

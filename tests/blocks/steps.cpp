@@ -609,3 +609,21 @@ TEST_CASE("Steps: begun and dropped, nobody has written over what another sequen
   CHECK(table(m, a) == ids{1});
   CHECK(table(m, b) == ids{1});
 }
+
+TEST_CASE("Steps: after one that was dropped the next needs no more than before it") {
+  manager m({.blocks = 2, .block_size = 4});
+  const auto a = m.open({.content = words(1, 2), .reserve = 1})->sequence;
+  compute(m, a, 1);
+  const auto b = m.fork(a).value();
+  const std::array both{want{b, 1}, want{a, 1}};
+  auto first = m.begin(both);  // b copies the tail that they share, a writes into it
+  REQUIRE(first.has_value());
+  REQUIRE(first->accept().has_value());
+  const want w{a, 1};
+  REQUIRE(m.blocks_needed({&w, 1}).value() == 0);
+  if (auto dropped = m.begin({&w, 1})) dropped->drop();
+  CHECK(m.blocks_needed({&w, 1}).value() == 0);
+  auto next = m.begin({&w, 1});
+  REQUIRE(next.has_value());
+  CHECK(next->copies().empty());
+}

@@ -267,3 +267,35 @@ TEST_CASE("cache<Policies, full, window> refuses layers that belong nowhere") {
   huge.groups[1].shape.head_dim = ~0u;
   CHECK_THROWS_WITH(cache(huge), Catch::Contains("2^63"));
 }
+
+TEST_CASE("cache<Policies, full, window>: attention that sees behind a group's window is refused, and only that") {
+  using cache = kvcache::cache<mine, full, window>;
+  constexpr std::uint32_t kept = 8;
+  cache c({.blocks = 16,
+           .groups = {{{.shape = {.layers = 1, .kv_heads = 1, .head_dim = head_dim}},
+                       {.shape = {.layers = 1, .kv_heads = 1, .head_dim = head_dim}, .window = kept}}}});
+  const std::uint32_t length = GENERATE(8u, 9u);
+  const auto prompt = numbers(1, length);
+  const auto s = c.open({.content = prompt})->sequence;
+  const kvcache::want all{s, length};
+  auto step = c.begin({&all, 1}).value();
+  std::vector<float> rows(length * head_dim, 0.5f);
+  std::vector<float> out(length * head_dim);
+  const kvcache::rows_view<const float> in(rows.data(), length, 1, head_dim);
+  const kvcache::rows_view<float> to(out.data(), length, 1, head_dim);
+  for (const std::uint32_t layer : {0u, 1u}) c.append(step, layer, in, in);
+  const kvcache::attention<full> sees_all;
+  const kvcache::attention<window> sees_some;
+  CHECK_NOTHROW(sees_all.run(sees_all.plan(step.batch(0)), c, 0, in, to));
+  CHECK_NOTHROW(sees_some.run(sees_some.plan(step.batch(1)), c, 1, in, to, {.window = kept}));
+  const auto wider = [&] { sees_some.run(sees_some.plan(step.batch(1)), c, 1, in, to, {.window = kept + 1}); };
+  const auto unbounded = [&] { sees_all.run(sees_all.plan(step.batch(1)), c, 1, in, to); };
+  if (length == kept) {
+    CHECK_NOTHROW(wider());
+    CHECK_NOTHROW(unbounded());
+  } else {
+    CHECK_THROWS_WITH(wider(),
+                      Catch::Contains("newest 8 tokens, but a query sees 9") && Catch::Contains(".window = 8"));
+    CHECK_THROWS_WITH(unbounded(), Catch::Contains("a query sees all before it; take the variant sliding_window"));
+  }
+}

@@ -58,6 +58,7 @@ TEST_CASE("A malformed request is refused with the number of its line") {
   };
   refuses("{\"prompt\": \"a\"", "it is no JSON");
   refuses("prompt", "it is no JSON");
+  refuses(std::string("{\"prompt\": \"a\"}\0rest", 20), "it has a zero byte at column 16");
   refuses("[1]", "it is no JSON object");
   refuses("{}", "it has none of the keys 'prompt' and 'messages'");
   refuses(R"({"prompt": "a", "messages": []})", "it has both of the keys 'prompt' and 'messages'");

@@ -3,6 +3,7 @@
 // the pool. Whatever happens, a request ends with the tokens it would have alone, and no block is lost.
 #include <algorithm>
 #include <array>
+#include <random>
 #include <set>
 
 #include "support.hpp"
@@ -322,4 +323,49 @@ TEST_CASE("R12 two schedulers that are told the same plan the same") {
   REQUIRE(one.log().size() == two.log().size());
   CHECK(std::equal(one.log().begin(), one.log().end(), two.log().begin()));
   CHECK(one.s.statistics() == two.s.statistics());
+}
+
+TEST_CASE(
+    "R11 while one prompt is computed for all who ask for it, the first of them does so with the highest priority") {
+  const std::uint64_t seed = GENERATE(range(std::uint64_t{1}, std::uint64_t{60}));
+  INFO("seed " << seed);
+  std::mt19937_64 random(seed);
+  const auto pick = [&](std::uint32_t below) { return static_cast<std::uint32_t>(random() % below); };
+  manager m({.blocks = 4096, .block_size = 4});
+  scheduler s(m, {.running = 64, .step_tokens = 64});
+  const text prompt = words(1, 4000);
+  struct asked {
+    kvcache::request_id id;
+    std::int32_t priority = 0;
+  };
+  std::vector<asked> live;  // in order of arrival
+  const auto submit = [&] {
+    const auto priority = static_cast<std::int32_t>(pick(5));
+    live.push_back({s.submit({.prompt = prompt, .priority = priority}).value(), priority});
+  };
+  for (std::uint32_t i = 2 + pick(5); i != 0; --i) submit();
+  std::size_t computes = live.size();  // nobody yet
+  std::uint32_t aborted = 0;
+  for (int round = 0; round < 50 && !live.empty(); ++round) {
+    const kvcache::step_plan p = s.next();
+    REQUIRE(p.rows.size() == 1);
+    // max_element finds the first of equals.
+    const auto lower = [](const asked& a, const asked& b) { return a.priority < b.priority; };
+    const auto first = std::max_element(live.begin(), live.end(), lower);
+    if (computes == live.size()) computes = static_cast<std::size_t>(first - live.begin());
+    REQUIRE(p.rows[0].request == live[computes].id);
+    CHECK(s.progress(live[computes].id).value().priority == first->priority);
+    REQUIRE(s.finish(p, std::array{kvcache::row_result{}}).has_value());
+    if (pick(3) == 0 && live.size() < 12) submit();
+    if (pick(3) != 0) continue;
+    const std::size_t gone = pick(2) == 0 ? computes : pick(static_cast<std::uint32_t>(live.size()));
+    REQUIRE(s.abort(live[gone].id).has_value());
+    live.erase(live.begin() + static_cast<std::ptrdiff_t>(gone));
+    if (gone == computes)
+      computes = live.size();
+    else if (gone < computes)
+      --computes;
+    ++aborted;
+  }
+  CHECK(aborted > 0);
 }

@@ -63,6 +63,27 @@ TEST_CASE("eviction: optimal is what trying every choice finds") {
   }
 }
 
+TEST_CASE("eviction: with several requests open at once what they hold stays, which changes nothing for lru") {
+  std::mt19937 random(9);
+  std::vector<replay::request> requests;
+  for (int i = 0; i < 2000; ++i) {
+    const std::uint64_t chain = random() % 40;
+    requests.push_back({});
+    for (std::uint64_t b = 0; b < 1 + chain % 7; ++b) requests.back().push_back(100 * chain + b);
+  }
+  const auto t = of(std::move(requests));
+  const auto found = [&](const char* policy, std::uint32_t at_once) {
+    return replay::hits(policy, t, {.blocks = 60, .at_once = at_once});
+  };
+  const std::size_t optimal = replay::optimal_hits(t, 60);
+  for (const std::uint32_t at_once : {2u, 8u, 1000u}) {
+    // The oldest ends first, so what is held is what lru would keep.
+    CHECK(found("lru", at_once) == found("lru", 1));
+    CHECK(found("s3fifo", at_once) <= optimal);
+  }
+  CHECK(found("s3fifo", 8) != found("s3fifo", 1));
+}
+
 TEST_CASE("eviction: a request with more blocks than the pool keeps its first ones") {
   const auto t = of({{1, 2, 3, 4}, {1, 2, 3, 4}});
   for (const std::string& name : replay::known_policies()) {

@@ -46,6 +46,7 @@ TEST_CASE("A torn or foreign line is refused with its number") {
   };
   refuses("{\"hash_ids\": [1, 2", "it is no JSON");
   refuses("[1]", "it is no JSON object");
+  refuses(std::string("{\"hash_ids\": [1]}\0rest", 22), "it has a zero byte at column 18");
   refuses("{\"ids\": [1]}", "lacks the key 'hash_ids'");
   refuses("{\"hash_ids\": 5}", "'hash_ids' is 5, it must be an array");
   refuses("{\"hash_ids\": [1, -2]}", "'hash_ids' holds -2");

@@ -98,7 +98,7 @@ class attention {
   attention(options_type options, E& threads) : options_(std::move(options)), executor_(threads) {}
 
   /// Plans a step's attention. `reuse`: a plan that is not needed any more, for its memory. Raises and costs what
-  /// plan_attention does, O(blocks + rows + units log units).
+  /// plan_attention does, O(blocks + rows + units).
   [[nodiscard]] attention_plan plan(const batch_view& batch, attention_plan reuse = {}) const {
     need_kernels();
     plan_options o;

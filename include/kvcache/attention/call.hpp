@@ -82,6 +82,12 @@ KVCACHE_NOINLINE inline void check_call(const attention_call& call, kv_format fo
              std::to_string(kv.tail_blocks) + " tail blocks; table and view belong to one pool");
   }
   validate(call.features, call.values, call.q.heads, plan.rows(), plan.longest());
+  // Behind it the tables have null blocks, which hold nothing.
+  if (plan.longest() > plan.window() && (!call.features.window || call.values.window > plan.window()))
+    refuse("the batch is of a layer group with a window, its tables hold the newest " + std::to_string(plan.window()) +
+           " tokens, but a query sees " +
+           (call.features.window ? std::to_string(call.values.window) : std::string("all before it")) +
+           "; take the variant sliding_window and give run .window = " + std::to_string(plan.window()));
   if (plan.options().window != 0 && call.values.window > plan.options().window)
     refuse("window is " + std::to_string(call.values.window) + ", the plan was made for at most " +
            std::to_string(plan.options().window) + "; set attention_options::window to the largest");

@@ -150,6 +150,8 @@ class attention_plan {
   [[nodiscard]] std::uint32_t rows() const noexcept { return rows_; }
   /// The largest kv length of a sequence that has queries.
   [[nodiscard]] std::uint32_t longest() const noexcept { return longest_; }
+  /// Of the batch: newest tokens that its tables hold.
+  [[nodiscard]] std::uint32_t window() const noexcept { return window_; }
   /// Ids that a view needs at least: one more than the highest in any table.
   [[nodiscard]] std::uint32_t blocks_needed() const noexcept { return blocks_needed_; }
   /// The same of the tail pool; 0 where no entry has tail_bit set.
@@ -169,6 +171,7 @@ class attention_plan {
   std::uint32_t block_size_ = 0;
   std::uint32_t rows_ = 0;
   std::uint32_t longest_ = 0;
+  std::uint32_t window_ = 0;
   std::uint32_t blocks_needed_ = 0;
   std::uint32_t tail_blocks_needed_ = 0;
   std::uint64_t state_rows_ = 0;
@@ -252,6 +255,7 @@ KVCACHE_NOINLINE void planner::lay_out(attention_plan& plan, const batch_view& b
   plan.block_size_ = batch.block_size;
   plan.rows_ = batch.tokens();
   plan.longest_ = 0;
+  plan.window_ = batch.window;
   plan.state_rows_ = 0;
   plan.tile_rows_ = 0;
   plan.sequences_.clear();
@@ -295,11 +299,11 @@ KVCACHE_NOINLINE void planner::lay_out(attention_plan& plan, const batch_view& b
   std::uint64_t total = 0;
   for (std::uint32_t r = 0; r < plan.sequences_.size(); ++r) {
     const planned_sequence& s = plan.sequences_[r];
-    for (std::uint32_t q = 0; q < s.queries; q += tile_queries) {
+    for (std::uint64_t q = 0; q < s.queries; q += tile_queries) {
       query_tile t;
       t.sequence = r;
-      t.query_begin = s.query_begin + q;
-      t.query_end = s.query_begin + lower(s.queries, q + tile_queries);
+      t.query_begin = s.query_begin + static_cast<std::uint32_t>(q);
+      t.query_end = s.query_begin + static_cast<std::uint32_t>(lower<std::uint64_t>(s.queries, q + tile_queries));
       plan.tile_rows_ = higher(plan.tile_rows_, t.query_end - t.query_begin);
       plan.tiles_.push_back(t);
       const visible_range range = range_of(t);
@@ -359,7 +363,7 @@ KVCACHE_NOINLINE void planner::lay_out(attention_plan& plan, const batch_view& b
 /// Plans the step's attention: a pure function of its arguments, so equal arguments give equal plans. `reuse` is a plan
 /// that has been run to its end; its memory is used again and its content is not. Raises invalid_argument, naming value
 /// and limit, where a table does not cover its sequence or the batch contradicts itself. More queries than tokens are
-/// legal: with a causal variant the first rows see nothing. O(blocks + rows + units log units). Any number of threads
+/// legal: with a causal variant the first rows see nothing. O(blocks + rows + units). Any number of threads
 /// may plan at once.
 template <class Once = void>
 attention_plan plan_attention(const batch_view& batch, const plan_options& options, attention_plan reuse = {}) {

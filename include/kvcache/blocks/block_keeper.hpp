@@ -148,8 +148,10 @@ class block_keeper {
   /// False where the time would go back, which it never does.
   bool set_time(std::uint64_t now) noexcept {
     if (now < now_) return false;
+    if constexpr (told_of_time<Eviction>) {
+      if (now != now_) policy_.advance(now);
+    }
     now_ = now;
-    if constexpr (told_of_time<Eviction>) policy_.advance(now);
     return true;
   }
   /// Frees what has not been used for its time to live, and what follows it: that is not used either.

@@ -62,7 +62,8 @@ class block_manager {
   /// O(content + blocks + keys^2).
   result<opened> open(const open_request& request) noexcept { return sequences_.open(request, statistics_); }
 
-  /// What `open` would do now; open succeeds exactly where fits() says so and the content is not empty. Changes and
+  /// What `open` would do now; open succeeds exactly where fits() says so, the
+  /// content is not empty and the ranges are good. Changes and
   /// touches nothing. O(content + blocks + keys^2).
   [[nodiscard]] admission predict(const open_request& request) const noexcept { return sequences_.predict(request); }
 
@@ -116,8 +117,9 @@ class block_manager {
   }
 
   /// Says anew what the content of a sequence is worth: what it holds and what is to come. Ranges given before no
-  /// longer count for it. stale_id. bad_range: ranges out of order, overlapping, reversed or empty, or a priority over
-  /// 100. unsupported: a priority where the eviction policy keeps none. O(blocks * ranges).
+  /// longer count for it, but a block keeps the longest time to live that it was given. stale_id. bad_range: ranges out
+  /// of order, overlapping, reversed or empty, or a priority over 100. unsupported: a priority where the eviction
+  /// policy keeps none. O(blocks * ranges).
   result<void> retain(sequence_id sequence, std::span<const retention_range> ranges) noexcept {
     return sequences_.retain(sequence, ranges);
   }
@@ -127,8 +129,8 @@ class block_manager {
     return detail::check_retention(ranges, told_of_priorities<eviction_type>);
   }
 
-  /// Holds the longest cached prefix of `content` in whole blocks, whatever is evicted, until the time `expires` or
-  /// until the sequence is closed. It counts as a sequence, of which others can be forked, and no request.
+  /// Holds the longest cached prefix of `content` in whole blocks, whatever is evicted, until `advance` comes to
+  /// `expires` or the sequence is closed. It counts as a sequence, of which others can be forked, and no request.
   /// O(content + keys^2).
   pinned pin(content_view content, std::span<const extra_key> keys = {}, std::uint64_t expires = never) noexcept {
     return sequences_.pin(content, keys, expires);

@@ -85,6 +85,10 @@ class layer_groups {
   [[nodiscard]] bool windowed(std::uint32_t layer_group_index) const noexcept {
     return at(layer_group_index).group.window != layer_group::full;
   }
+  /// Newest tokens that a query sees; layer_group::full: all.
+  [[nodiscard]] std::uint32_t window(std::uint32_t layer_group_index) const noexcept {
+    return at(layer_group_index).group.window;
+  }
   [[nodiscard]] bool any_windowed() const noexcept { return any_windowed_; }
   /// The largest block size.
   [[nodiscard]] std::uint32_t largest() const noexcept { return largest_; }

@@ -25,8 +25,12 @@ struct retention_range {
   std::uint32_t end = open_end;  ///< token after the last
   /// 0 to 100, the lowest goes first; for policies that keep priorities.
   std::uint8_t priority = default_priority;
-  std::uint64_t duration = never;      ///< from the last use: then the priority falls back to the default
-  std::uint64_t time_to_live = never;  ///< once unused for so long, content is forgotten; under any policy
+  /// From the last time that a request took the content up (open, commit, retain): then the priority falls back to the
+  /// default.
+  std::uint64_t duration = never;
+  /// Once unused for so long, content is forgotten at the next `advance`; under any policy. The longest counts that was
+  /// given for a block, since somebody relies on it.
+  std::uint64_t time_to_live = never;
 
   friend constexpr bool operator==(const retention_range&, const retention_range&) = default;
 };

@@ -26,6 +26,7 @@ struct step_record {
     std::uint32_t start = 0;          // length before the step
     std::uint64_t previous_step = 0;  // the sequence's newest step before this one
     bool grew = false;                // its tables changed
+    bool owned_tail = false;          // as sequence_state::owns_tail, before this one
   };
   // A tail block that was copied because someone else holds it, for rolling back.
   struct replacement {
@@ -56,6 +57,7 @@ struct step_record {
     std::vector<slot_id> slots;
     std::vector<std::uint32_t> blocks_before;  // per row: length of the sequence's table before the step
     std::uint32_t block_size = 0;
+    std::uint32_t window = 0;
   };
 
   std::uint64_t number = 0;  // steps end in the order of their numbers; a dropped step's number is used again
@@ -120,9 +122,12 @@ class [[nodiscard]] step {
   [[nodiscard]] batch_view batch(std::uint32_t layer_group = 0) const noexcept {
     const detail::step_record& r = checked();
     const auto& g = group(layer_group);
-    return {detail::span_of(r.query_offsets), detail::span_of(r.kv_lengths),
+    return {detail::span_of(r.query_offsets),
+            detail::span_of(r.kv_lengths),
             block_tables::ragged(g.blocks.data(), detail::span_of(g.begins), detail::span_of(g.counts)),
-            detail::span_of(g.slots), g.block_size};
+            detail::span_of(g.slots),
+            g.block_size,
+            g.window};
   }
 
   /// The same tables padded with null blocks to the longest row. O(rows * columns) the first time, then O(1). The

@@ -56,6 +56,7 @@ class step_keeper final : public step_owner {
       row.start = s.begun;
       row.previous_step = s.last_step;
       row.grew = false;
+      row.owned_tail = s.owns_tail;
       if (has_room(s, wants[i].tokens))
         s.room -= wants[i].tokens;
       else
@@ -392,7 +393,7 @@ class step_keeper final : public step_owner {
     }
     if (s == nullptr) return;
     s->begun = row.start;
-    s->owns_tail = false;
+    s->owns_tail = row.owned_tail;
     s->changed();
     s->last_step = row.previous_step;
     --s->open_steps;

@@ -38,7 +38,10 @@ class step_queue {
     if (unused_.empty()) {
       step_record& fresh = records_.emplace_back();
       fresh.groups.resize(groups_->size());
-      for (std::uint32_t g = 0; g < groups_->size(); ++g) fresh.groups[g].block_size = groups_->block_size(g);
+      for (std::uint32_t g = 0; g < groups_->size(); ++g) {
+        fresh.groups[g].block_size = groups_->block_size(g);
+        fresh.groups[g].window = groups_->window(g);
+      }
       unused_.push_back(&fresh);
     }
     step_record& r = *unused_.back();
