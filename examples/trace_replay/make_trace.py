@@ -8,6 +8,7 @@ that the answer fills, the one among them that began in the prompt. Requests are
 import argparse
 import json
 import random
+import signal
 
 COUNTER = iter(range(1 << 62))
 
@@ -132,4 +133,5 @@ def main():
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` is no error
     main()
