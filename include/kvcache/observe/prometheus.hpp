@@ -159,9 +159,10 @@ void write_figures(prometheus_text& page, std::span<const cache_figures> caches,
 
 /// Writes the figures of some caches as a page, or once a page as a part of it. docs/observing.md says what each means.
 /// Raises invalid_argument, and has written nothing then, where a figure that is given has labels that prometheus_text
-/// refuses, or `state` or `blocks`, which its family adds; where two caches have the same labels and a figure both, or a
-/// curve the same size twice; for hit ratios other than 0 to 1; where a time that is given has a unit whose name cannot
-/// end that of a family, and for more than 19 decimals. O(caches * (histogram::buckets + caches * labels^2)). Thread safe as far as the page is.
+/// refuses, or `state` or `blocks`, which its family adds; where two caches have the same labels and a figure both, or
+/// a curve the same size twice; for hit ratios other than 0 to 1; where a time that is given has a unit whose name
+/// cannot end that of a family, and for more than 19 decimals. O(caches * (histogram::buckets + caches * labels^2)).
+/// Thread safe as far as the page is.
 // A template, so that it is compiled only where it is called.
 template <class = void>
 void write_prometheus(prometheus_text& page, std::span<const cache_figures> caches, const time_unit& unit = {}) {
