@@ -14,6 +14,7 @@
 #include <iterator>
 
 #include "../eviction/policies.hpp"
+#include "random_calls.hpp"
 #include "support.hpp"
 
 using namespace kvcache_test;
@@ -21,15 +22,6 @@ using kvcache::cache_event;
 using kvcache::layer_group;
 
 namespace {
-
-/// Fewer where each takes longer.
-constexpr std::size_t calls(std::size_t in_release) {
-#if defined(__SANITIZE_ADDRESS__) || !defined(NDEBUG)
-  return in_release / 12;
-#else
-  return in_release;
-#endif
-}
 
 template <class Manager>
 void drive(const random_load& load, std::size_t calls) {

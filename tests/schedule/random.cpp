@@ -6,6 +6,7 @@
 #include <random>
 #include <set>
 
+#include "random_calls.hpp"
 #include "support.hpp"
 
 using namespace kvcache_test;
@@ -197,14 +198,6 @@ class driver {
   std::vector<kvcache::sequence_id> held_;
   std::vector<std::uint64_t> log_;
 };
-
-constexpr std::size_t calls(std::size_t in_release) {
-#if defined(__SANITIZE_ADDRESS__) || !defined(NDEBUG)
-  return in_release / 12;
-#else
-  return in_release;
-#endif
-}
 
 }  // namespace
 
