@@ -13,7 +13,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <span>
 #include <string>
 #include <tuple>
@@ -145,6 +144,9 @@ struct cache_group {
   geometry shape;                            ///< its layers are those of the group alone
   std::uint32_t block_size = 0;              ///< tokens; needed where the group's policy is `dynamic`
   std::uint32_t window = layer_group::full;  ///< newest tokens that a query sees; full: all
+  std::uint32_t tail_blocks = 0;             ///< see storage_options::tail_blocks
+  /// Layers that are not quantised, counted within the group; see storage_options::wide_layers.
+  std::span<const std::uint32_t> wide_layers{};
 };
 
 /// A cache for models whose layers are not all of one kind: full attention beside sliding windows, other head counts or
@@ -186,12 +188,12 @@ class cache : public detail::cache_calls<typename Policies::eviction> {
     return layers_[layer].group;
   }
   /// Bytes of one block, whatever group it is of.
-  [[nodiscard]] std::uint64_t bytes_per_block() const noexcept { return block_bytes_; }
+  [[nodiscard]] std::uint64_t bytes_per_block() const noexcept { return block_bytes(); }
   /// Bytes of a block that group `layer_group` leaves unused. Precondition: layer_group < group_count.
   [[nodiscard]] std::uint64_t padding(std::uint32_t layer_group) const {
     KVCACHE_ASSERT(layer_group < group_count, "no such layer group");
     std::uint64_t unused = 0;
-    at(layer_group, [&](const auto& bytes) { unused = block_bytes_ - bytes.bytes_per_block(); });
+    at(layer_group, [&](const auto& bytes) { unused = block_bytes() - bytes.bytes_per_block(); });
     return unused;
   }
   /// Bytes taken from the allocator.
@@ -231,13 +233,33 @@ class cache : public detail::cache_calls<typename Policies::eviction> {
   cache(options chosen, block_manager_options bookkeeping, std::index_sequence<Index...>)
       : calls(sized(bookkeeping, chosen.blocks,
                     std::array{layer_group{tokens<Groups>(chosen.groups[Index]), chosen.groups[Index].window}...})),
-        block_bytes_(largest({group_storage<Groups>::checked_bytes_per_block(
-            chosen.groups[Index].shape, chosen.groups[Index].block_size, chosen.blocks)...})),
-        memory_(std::move(chosen.memory), (std::uint64_t{chosen.blocks} + 1) * block_bytes_),
-        storages_(group_storage<Groups>(chosen.groups[Index].shape,
-                                        {.blocks = chosen.blocks, .block_size = chosen.groups[Index].block_size},
-                                        memory_.data(), block_bytes_)...) {
+        footprints_{
+            group_storage<Groups>::footprint_of(chosen.groups[Index].shape, storage_options_of(chosen, Index))...},
+        memory_(std::move(chosen.memory), (std::uint64_t{chosen.blocks} + 1) * block_bytes() + tail_bytes(group_count)),
+        storages_(group_storage<Groups>(
+            chosen.groups[Index].shape, storage_options_of(chosen, Index), memory_.data(), block_bytes(),
+            memory_.data() + (std::uint64_t{chosen.blocks} + 1) * block_bytes() + tail_bytes(Index))...) {
     place_layers(chosen);
+  }
+  [[nodiscard]] static storage_options<aligned_allocator> storage_options_of(const options& chosen, std::size_t group) {
+    const cache_group& g = chosen.groups[group];
+    return {.blocks = chosen.blocks,
+            .block_size = g.block_size,
+            .tail_blocks = g.tail_blocks,
+            .wide_layers = g.wide_layers};
+  }
+  /// Of the largest group: what every block takes.
+  [[nodiscard]] std::uint64_t block_bytes() const noexcept {
+    std::uint64_t most = 0;
+    for (const storage_footprint& f : footprints_)
+      if (f.block > most) most = f.block;
+    return most;
+  }
+  /// Of the tail pools of the first `groups` groups, which lie behind the blocks.
+  [[nodiscard]] std::uint64_t tail_bytes(std::size_t groups) const noexcept {
+    std::uint64_t bytes = 0;
+    for (std::size_t g = 0; g < groups; ++g) bytes += footprints_[g].tails;
+    return bytes;
   }
 
   static block_manager_options sized(block_manager_options bookkeeping, std::uint32_t blocks,
@@ -249,12 +271,6 @@ class cache : public detail::cache_calls<typename Policies::eviction> {
   template <class Group>
   static std::uint32_t tokens(const cache_group& g) noexcept {
     return Group::block_size == dynamic ? g.block_size : Group::block_size;
-  }
-  static std::uint64_t largest(std::initializer_list<std::uint64_t> all) noexcept {
-    std::uint64_t most = 0;
-    for (const std::uint64_t bytes : all)
-      if (bytes > most) most = bytes;
-    return most;
   }
 
   void place_layers(const options& chosen) {
@@ -297,7 +313,7 @@ class cache : public detail::cache_calls<typename Policies::eviction> {
     static_cast<void>(((g++ == layer_group ? (f(each), true) : false) || ...));
   }
 
-  std::uint64_t block_bytes_;
+  std::array<storage_footprint, group_count> footprints_;
   detail::pool_memory<allocator> memory_;
   std::tuple<group_storage<Groups>...> storages_;
   std::vector<place> layers_;

@@ -91,9 +91,9 @@ struct plane_strides {
 
 /// The order of tokens and heads inside a block.
 template <class L>
-concept kv_layout = requires(std::uint32_t block_size, std::uint32_t heads, std::uint32_t head_dim) {
+concept kv_layout = requires(std::uint32_t block_size, std::uint32_t heads, std::uint64_t head_bytes) {
   { L::name } -> std::convertible_to<const char*>;
-  { L::template strides<bf16>(block_size, heads, head_dim) } noexcept -> std::same_as<plane_strides>;
+  { L::strides(block_size, heads, head_bytes) } noexcept -> std::same_as<plane_strides>;
 };
 
 // clang-format on
@@ -117,11 +117,11 @@ concept attention_variant = requires {
   { V::features } -> std::convertible_to<variant_features>;
 };
 
-/// The dtype policy: `k` and `v` are element types.
+/// The dtype policy: `k` and `v` are element types or formats of quantization.hpp.
 template <class D>
 concept kv_dtype_policy = requires {
-  requires element<typename D::k>;
-  requires element<typename D::v>;
+  requires stored_type<typename D::k>;
+  requires stored_type<typename D::v>;
 };
 
 /// Threads that the engine lends. `run(f)` calls f(ith, threads()) once for each ith in [0, threads()), possibly at

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/dtype.hpp>
+#include <kvcache/fp8.hpp>
 
 #include <bit>
 #include <cstddef>
@@ -56,7 +57,45 @@ KVCACHE_ALWAYS_INLINE void convert_run(const f16* in, float* out) noexcept {
 KVCACHE_ALWAYS_INLINE void convert_run(const float* in, bf16* out) noexcept { convert_each(in, convert_width, out); }
 KVCACHE_ALWAYS_INLINE void convert_run(const bf16* in, float* out) noexcept { convert_each(in, convert_width, out); }
 
-/// Between the two 16-bit types, by way of f32.
+/// fp8 from f32. Adding 2^23 steps leaves a subnormal's code in the lowest bits of the sum, rounded as additions are.
+template <class To>
+KVCACHE_ALWAYS_INLINE void convert_run_to_fp8(const float* in, To* out, fp8_range range) noexcept {
+  const std::uint32_t steps = static_cast<std::uint32_t>(150 + range.step()) << 23;
+  const unsigned dropped = 23 - range.mantissa;
+  std::uint8_t codes[convert_width];
+  std::uint32_t others[convert_width];
+  std::uint32_t other = 0;
+  for (std::size_t i = 0; i < convert_width; ++i) {
+    const std::uint32_t b = std::bit_cast<std::uint32_t>(in[i]);
+    const std::uint32_t a = b & 0x7fff'ffffu;
+    others[i] = 0x7f80'0000u - a;  // the sign's bit is set where it is no number
+    const std::uint32_t r = a - range.rebias();
+    const std::uint32_t normal = (r + ((1u << (dropped - 1)) - 1u) + ((r >> dropped) & 1u)) >> dropped;
+    const std::uint32_t tiny =
+        std::bit_cast<std::uint32_t>(std::bit_cast<float>(a) + std::bit_cast<float>(steps)) - steps;
+    const std::uint32_t code = a < range.first_normal() ? tiny : normal < range.largest ? normal : range.largest;
+    codes[i] = static_cast<std::uint8_t>(((b >> 24) & 0x80u) | code);
+  }
+  for (std::size_t i = 0; i < convert_width; ++i) other |= others[i];
+  if ((other >> 31) != 0)
+    convert_each(in, convert_width, out);
+  else
+    std::memcpy(out, codes, convert_width);
+}
+KVCACHE_ALWAYS_INLINE void convert_run(const float* in, fp8_e4m3* out) noexcept {
+  convert_run_to_fp8(in, out, e4m3_range);
+}
+KVCACHE_ALWAYS_INLINE void convert_run(const float* in, fp8_e5m2* out) noexcept {
+  convert_run_to_fp8(in, out, e5m2_range);
+}
+KVCACHE_ALWAYS_INLINE void convert_run(const fp8_e4m3* in, float* out) noexcept {
+  convert_each(in, convert_width, out);
+}
+KVCACHE_ALWAYS_INLINE void convert_run(const fp8_e5m2* in, float* out) noexcept {
+  convert_each(in, convert_width, out);
+}
+
+/// Between two types that are not f32, by way of it.
 template <class From, class To>
 KVCACHE_ALWAYS_INLINE void convert_run(const From* in, To* out) noexcept {
   float wide[convert_width];
@@ -77,6 +116,28 @@ void convert(const From* in, std::size_t count, To* out) noexcept {
     for (; count - done >= detail::convert_width; done += detail::convert_width)
       detail::convert_run(in + done, out + done);
     detail::convert_each(in + done, count - done, out + done);
+  }
+}
+
+/// The same where one of the types is known at run time only. Precondition: it is an element type.
+inline void convert(const std::byte* in, dtype_id from, std::size_t count, float* out) noexcept {
+  switch (from) {
+    case dtype_id::float32: return convert(reinterpret_cast<const f32*>(in), count, out);
+    case dtype_id::float16: return convert(reinterpret_cast<const f16*>(in), count, out);
+    case dtype_id::bfloat16: return convert(reinterpret_cast<const bf16*>(in), count, out);
+    case dtype_id::float8_e4m3: return convert(reinterpret_cast<const fp8_e4m3*>(in), count, out);
+    case dtype_id::float8_e5m2: return convert(reinterpret_cast<const fp8_e5m2*>(in), count, out);
+    default: KVCACHE_ASSERT(false, "convert reads element types; formats are read by read_head");
+  }
+}
+inline void convert(const float* in, std::size_t count, std::byte* out, dtype_id to) noexcept {
+  switch (to) {
+    case dtype_id::float32: return convert(in, count, reinterpret_cast<f32*>(out));
+    case dtype_id::float16: return convert(in, count, reinterpret_cast<f16*>(out));
+    case dtype_id::bfloat16: return convert(in, count, reinterpret_cast<bf16*>(out));
+    case dtype_id::float8_e4m3: return convert(in, count, reinterpret_cast<fp8_e4m3*>(out));
+    case dtype_id::float8_e5m2: return convert(in, count, reinterpret_cast<fp8_e5m2*>(out));
+    default: KVCACHE_ASSERT(false, "convert writes element types; formats are written by quantise_head");
   }
 }
 

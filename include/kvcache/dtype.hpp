@@ -24,10 +24,42 @@ struct bf16 {
   friend constexpr bool operator==(bf16, bf16) = default;  ///< compares bits
 };
 
-/// Run-time name of an element type.
-enum class dtype_id : std::uint8_t { float32, float16, bfloat16 };
+/// Run-time name of a type that K or V is stored in: of its elements, or of a format of codes that share scales (see
+/// quantization.hpp). `rotated_bit` may be set beside each.
+enum class dtype_id : std::uint8_t {
+  float32,
+  float16,
+  bfloat16,
+  float8_e4m3,
+  float8_e5m2,
+  int8_per_token,
+  int8_per_channel,
+  int4_grouped_16,
+  int4_grouped_32,
+  int4_grouped_64,
+  int4_grouped_128,
+  int4_grouped_asymmetric_16,
+  int4_grouped_asymmetric_32,
+  int4_grouped_asymmetric_64,
+  int4_grouped_asymmetric_128,
+  int4_per_channel,
+  int4_per_channel_symmetric,
+  int2_per_channel,
+};
 
-/// What the library knows of an element type: `id`, `name`, `bits` per element.
+/// Set in a dtype_id whose vectors are rotated before they are stored; see kvcache::rotated.
+inline constexpr std::uint8_t rotated_bit = 0x80;
+
+[[nodiscard]] KVCACHE_HOST_DEVICE constexpr bool is_rotated(dtype_id id) noexcept {
+  return (static_cast<std::uint8_t>(id) & rotated_bit) != 0;
+}
+/// What is stored of a vector, rotated or not.
+[[nodiscard]] KVCACHE_HOST_DEVICE constexpr dtype_id without_rotation(dtype_id id) noexcept {
+  return static_cast<dtype_id>(static_cast<std::uint8_t>(id) & ~rotated_bit);
+}
+
+/// What the library knows of an element type or a format: `id`, `name`, `bits` of what is stored for an element, scales
+/// apart.
 template <class T>
 struct dtype_traits;
 
@@ -50,39 +82,50 @@ struct dtype_traits<bf16> {
   static constexpr unsigned bits = 16;
 };
 
+namespace detail {
+
+struct dtype_row {
+  const char* name;
+  const char* rotated_name;
+  unsigned bits;
+};
+/// By number of the dtype_id.
+inline constexpr dtype_row dtype_rows[] = {
+    {"f32", "rotated_f32", 32},
+    {"f16", "rotated_f16", 16},
+    {"bf16", "rotated_bf16", 16},
+    {"fp8_e4m3", "rotated_fp8_e4m3", 8},
+    {"fp8_e5m2", "rotated_fp8_e5m2", 8},
+    {"int8_per_token", "rotated_int8_per_token", 8},
+    {"int8_per_channel", "rotated_int8_per_channel", 8},
+    {"int4_grouped_16", "rotated_int4_grouped_16", 4},
+    {"int4_grouped_32", "rotated_int4_grouped_32", 4},
+    {"int4_grouped_64", "rotated_int4_grouped_64", 4},
+    {"int4_grouped_128", "rotated_int4_grouped_128", 4},
+    {"int4_grouped_asymmetric_16", "rotated_int4_grouped_asymmetric_16", 4},
+    {"int4_grouped_asymmetric_32", "rotated_int4_grouped_asymmetric_32", 4},
+    {"int4_grouped_asymmetric_64", "rotated_int4_grouped_asymmetric_64", 4},
+    {"int4_grouped_asymmetric_128", "rotated_int4_grouped_asymmetric_128", 4},
+    {"int4_per_channel", "rotated_int4_per_channel", 4},
+    {"int4_per_channel_symmetric", "rotated_int4_per_channel_symmetric", 4},
+    {"int2_per_channel", "rotated_int2_per_channel", 2},
+};
+inline constexpr std::uint8_t dtype_count = sizeof dtype_rows / sizeof dtype_rows[0];
+
+}  // namespace detail
+
+/// "unknown" where the value is none of the enumerators.
 [[nodiscard]] constexpr const char* name(dtype_id id) noexcept {
-  switch (id) {
-    case dtype_id::float32: return dtype_traits<f32>::name;
-    case dtype_id::float16: return dtype_traits<f16>::name;
-    case dtype_id::bfloat16: return dtype_traits<bf16>::name;
-  }
-  return "unknown";
+  const auto row = static_cast<std::uint8_t>(without_rotation(id));
+  if (row >= detail::dtype_count) return "unknown";
+  return is_rotated(id) ? detail::dtype_rows[row].rotated_name : detail::dtype_rows[row].name;
 }
 
-/// Bits of one stored element.
+/// Bits of what is stored for one element, scales apart; 0 where the value is none of the enumerators.
 [[nodiscard]] constexpr unsigned bits(dtype_id id) noexcept {
-  switch (id) {
-    case dtype_id::float32: return dtype_traits<f32>::bits;
-    case dtype_id::float16: return dtype_traits<f16>::bits;
-    case dtype_id::bfloat16: return dtype_traits<bf16>::bits;
-  }
-  return 0;
+  const auto row = static_cast<std::uint8_t>(without_rotation(id));
+  return row < detail::dtype_count ? detail::dtype_rows[row].bits : 0;
 }
-
-/// An element type that a cache can store.
-template <class T>
-concept element = requires {
-  { dtype_traits<T>::id } -> std::convertible_to<dtype_id>;
-  { dtype_traits<T>::bits } -> std::convertible_to<unsigned>;
-  { dtype_traits<T>::name } -> std::convertible_to<const char*>;
-};
-
-/// The dtype policy: element types of K and of V, chosen independently.
-template <class K, class V = K>
-struct kv_dtype {
-  using k = K;
-  using v = V;
-};
 
 /// Exact: every f16 is an f32. A signalling NaN becomes quiet, as the hardware does it.
 [[nodiscard]] KVCACHE_HOST_DEVICE constexpr float to_float(f16 x) noexcept {
@@ -104,6 +147,34 @@ struct kv_dtype {
 }
 
 [[nodiscard]] KVCACHE_HOST_DEVICE constexpr float to_float(float x) noexcept { return x; }
+
+/// A type whose elements are stored each by itself.
+template <class T>
+concept element = requires(T x) {
+  { dtype_traits<T>::id } -> std::convertible_to<dtype_id>;
+  { dtype_traits<T>::bits } -> std::convertible_to<unsigned>;
+  { dtype_traits<T>::name } -> std::convertible_to<const char*>;
+  { to_float(x) } -> std::same_as<float>;
+};
+
+/// What queries and outputs of attention can be: f32, f16 or bf16.
+template <class T>
+concept wide_element = element<T> && dtype_traits<T>::bits >= 16;
+
+/// What K or V can be stored in: an element type, or a format of quantization.hpp.
+template <class T>
+concept stored_type = requires {
+  { dtype_traits<T>::id } -> std::convertible_to<dtype_id>;
+  { dtype_traits<T>::bits } -> std::convertible_to<unsigned>;
+  { dtype_traits<T>::name } -> std::convertible_to<const char*>;
+};
+
+/// The dtype policy: what K and V are stored in, chosen independently.
+template <class K, class V = K>
+struct kv_dtype {
+  using k = K;
+  using v = V;
+};
 
 /// Rounds to nearest, ties to even; beyond the range to infinity; a NaN stays a NaN. Works on bits, so neither
 /// -ffast-math nor the rounding mode changes it.

@@ -3,6 +3,7 @@
 
 #include <kvcache/dtype.hpp>
 #include <kvcache/error.hpp>
+#include <kvcache/quantization.hpp>
 
 #include <cstdint>
 #include <string>
@@ -21,7 +22,7 @@ struct geometry {
   friend constexpr bool operator==(const geometry&, const geometry&) = default;
 };
 
-/// Element types of K and V by run-time name.
+/// What K and V are stored in, by run-time name.
 struct kv_format {
   dtype_id k = dtype_id::bfloat16;
   dtype_id v = dtype_id::bfloat16;
@@ -49,28 +50,40 @@ inline void validate(const geometry& g) {
   return part;
 }
 
-/// Bytes that one token takes in one layer.
-[[nodiscard]] constexpr std::uint64_t bytes_per_token_and_layer(const geometry& g, kv_format format = {}) noexcept {
-  return std::uint64_t{g.kv_heads} *
-         (std::uint64_t{g.head_dim} * bits(format.k) + std::uint64_t{g.v_dim()} * bits(format.v)) / 8;
+/// Bytes that one token takes in one layer, its share of scales included, rounded up. Where scales are per channel that
+/// share depends on how many tokens a block holds; otherwise `block_size` changes nothing.
+[[nodiscard]] constexpr std::uint64_t bytes_per_token_and_layer(const geometry& g, kv_format format = {},
+                                                                std::uint32_t block_size = 16) noexcept {
+  const auto scales = [&](dtype_id id, std::uint32_t dim) {
+    const std::uint64_t bytes = std::uint64_t{g.kv_heads} * scale_bytes(id, dim);
+    return seals(id) ? (bytes + block_size - 1) / block_size : bytes;
+  };
+  return std::uint64_t{g.kv_heads} * (code_bytes(format.k, g.head_dim) + code_bytes(format.v, g.v_dim())) +
+         scales(format.k, g.head_dim) + scales(format.v, g.v_dim());
 }
 
 /// Bytes that one token takes in all layers.
-[[nodiscard]] constexpr std::uint64_t bytes_per_token(const geometry& g, kv_format format = {}) noexcept {
-  return g.layers * bytes_per_token_and_layer(g, format);
+[[nodiscard]] constexpr std::uint64_t bytes_per_token(const geometry& g, kv_format format = {},
+                                                      std::uint32_t block_size = 16) noexcept {
+  return g.layers * bytes_per_token_and_layer(g, format, block_size);
 }
 
-/// K and V of a block each begin on a boundary of so many bytes, and take whole multiples of it.
+/// Every plane of a block - K, its scales, V, its scales - begins on a boundary of so many bytes, and takes whole
+/// multiples of it.
 inline constexpr std::uint64_t plane_alignment = 64;
 
 /// Bytes of one block over all layers, the padding of its planes included.
 [[nodiscard]] constexpr std::uint64_t bytes_per_block(const geometry& g, std::uint32_t block_size,
                                                       kv_format format = {}) noexcept {
-  const auto plane = [&](std::uint32_t dim, dtype_id id) {
-    const std::uint64_t bytes = std::uint64_t{block_size} * g.kv_heads * dim * bits(id) / 8;
+  const auto padded = [](std::uint64_t bytes) {
     return (bytes + plane_alignment - 1) / plane_alignment * plane_alignment;
   };
-  return g.layers * (plane(g.head_dim, format.k) + plane(g.v_dim(), format.v));
+  const auto planes = [&](std::uint32_t dim, dtype_id id) {
+    const std::uint64_t tokens_of_scales = seals(id) ? 1 : block_size;
+    return padded(std::uint64_t{block_size} * g.kv_heads * code_bytes(id, dim)) +
+           padded(tokens_of_scales * g.kv_heads * scale_bytes(id, dim));
+  };
+  return g.layers * (planes(g.head_dim, format.k) + planes(g.v_dim(), format.v));
 }
 
 /// Blocks that `tokens` tokens take.

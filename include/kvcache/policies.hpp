@@ -19,8 +19,10 @@ namespace kvcache {
 struct policies {
   /// Tokens in a block; `dynamic`: given at run time.
   static constexpr unsigned block_size = 16;
-  /// Element types of K and V.
+  /// What K and V are stored in: element types, or formats of <kvcache/quantization.hpp>.
   using dtype = kv_dtype<bf16>;
+  /// What tokens wait in where a format seals whole blocks, and what layers are kept in that are not to be quantised.
+  using tail_dtype = bf16;
   /// Order of tokens and heads inside a block.
   using layout = nhd;
   /// Where storage takes its memory from.
@@ -43,6 +45,7 @@ template <class Policies>
   text += "block_size      " + (block_size == ~0u ? std::string("dynamic") : std::to_string(block_size)) + '\n';
   text += std::string("dtype.k         ") + dtype_traits<typename Policies::dtype::k>::name + '\n';
   text += std::string("dtype.v         ") + dtype_traits<typename Policies::dtype::v>::name + '\n';
+  text += std::string("tail_dtype      ") + dtype_traits<typename Policies::tail_dtype>::name + '\n';
   text += std::string("layout          ") + Policies::layout::name + '\n';
   text += std::string("allocator       ") + Policies::allocator::name + '\n';
   text += std::string("eviction        ") + Policies::eviction::name + '\n';

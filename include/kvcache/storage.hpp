@@ -1,209 +1,111 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <kvcache/append.hpp>
 #include <kvcache/concepts.hpp>
-#include <kvcache/convert.hpp>
-#include <kvcache/dispatch.hpp>
+#include <kvcache/copy.hpp>
 #include <kvcache/dtype.hpp>
 #include <kvcache/error.hpp>
 #include <kvcache/geometry.hpp>
 #include <kvcache/layout/nhd.hpp>
 #include <kvcache/memory/aligned_allocator.hpp>
 #include <kvcache/policies.hpp>
+#include <kvcache/quantise.hpp>
+#include <kvcache/seal.hpp>
 #include <kvcache/transfer.hpp>
 #include <kvcache/types.hpp>
 #include <kvcache/views.hpp>
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <span>
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 namespace kvcache {
-
-namespace detail {
-
-/// Every element type that bytes are written in today.
-using stored_dtype = dtype_of<f32, f16, bf16>;
-
-[[noreturn]] KVCACHE_NOINLINE inline void refuse_append(const std::string& text) {
-  raise<invalid_argument>("append: " + text);
-}
-
-/// Raises invalid_argument unless the rows fit the view and every slot is no_slot or at least `first_slot` and inside
-/// the pool (or the tail pool).
-inline void check_append(const kv_view& view, std::uint32_t k_rows, std::uint32_t k_heads, std::uint32_t k_dim,
-                         std::uint32_t v_rows, std::uint32_t v_heads, std::uint32_t v_dim,
-                         std::span<const slot_id> slots, slot_id first_slot) {
-  if (k_rows != v_rows)
-    refuse_append(std::to_string(k_rows) + " rows of K, but " + std::to_string(v_rows) +
-                  " of V; give one of each for a token");
-  if (slots.size() < k_rows)
-    refuse_append(std::to_string(slots.size()) + " slots for " + std::to_string(k_rows) +
-                  " rows; give one slot for each row, -1 for a row that is not to be written");
-  if (k_rows == 0) return;
-  const auto same = [](const char* what, std::uint32_t given, std::uint32_t stored) {
-    if (given != stored)
-      refuse_append(std::string(what) + " is " + std::to_string(given) + ", the pool's is " + std::to_string(stored) +
-                    "; pass the rows of the model that the pool was made for (kv heads, not query heads)");
-  };
-  same("number of K heads", k_heads, view.kv_heads);
-  same("number of V heads", v_heads, view.kv_heads);
-  same("head_dim of K", k_dim, view.head_dim);
-  same("head_dim of V", v_dim, view.v_dim());
-  const slot_id size = view.block_size;
-  if (size == 0) refuse_append("block_size is 0, at least 1 needed; set it in the view");
-  const auto possible = [](const char* what, std::uint32_t given, std::uint32_t most) {
-    if (given > most)
-      refuse_append(std::string(what) + " is " + std::to_string(given) + ", at most " + std::to_string(most) +
-                    " possible; a table entry has 31 bits for the block");
-  };
-  possible("the number of blocks", view.blocks, tail_bit);
-  possible("the number of tail blocks", view.tail_blocks, tail_bit);
-  if (view.tail_blocks != 0) possible("block_size", view.block_size, max_blocks);
-  const slot_id end = view.blocks * size;
-  const slot_id tail_first = slot_id{tail_bit} * size;
-  const slot_id tail_end = (slot_id{tail_bit} + view.tail_blocks) * size;
-  for (std::uint32_t row = 0; row < k_rows; ++row) {
-    const slot_id slot = slots[row];
-    const bool inside = (slot >= first_slot && slot < end) || (slot >= tail_first && slot < tail_end);
-    if (!inside && slot != no_slot)
-      refuse_append("slot " + std::to_string(slot) + " of row " + std::to_string(row) + " is outside the pool's " +
-                    std::to_string(first_slot) + " to " + std::to_string(end - 1) +
-                    "; take slots from the tables of this pool");
-  }
-}
-
-/// Writes rows [first, last) into the planes of one of K and V, whose elements are `To`.
-template <class To, class From>
-void write_rows(const plane_view& plane, const plane_view& tail, std::uint32_t block_size, const rows_view<From>& rows,
-                std::span<const slot_id> slots, std::uint32_t first, std::uint32_t last) {
-  const std::size_t dim = rows.head_dim;
-  const bool one_run = rows.head_stride == std::int64_t{rows.head_dim} &&
-                       plane.head_stride == static_cast<std::int64_t>(dim * sizeof(To)) &&
-                       (tail.base == nullptr || tail.head_stride == plane.head_stride);
-  for (std::uint32_t row = first; row < last; ++row) {
-    if (slots[row] == no_slot) continue;
-    const auto entry = static_cast<block_id>(slots[row] / block_size);
-    const auto offset = static_cast<std::uint32_t>(slots[row] % block_size);
-    const plane_view& target = (entry & tail_bit) != 0 ? tail : plane;
-    const block_id block = entry & ~tail_bit;
-    if (one_run) {
-      convert(rows.at(row, 0), dim * rows.heads, reinterpret_cast<To*>(target.at(block, offset, 0)));
-    } else {
-      for (std::uint32_t head = 0; head < rows.heads; ++head)
-        convert(rows.at(row, head), dim, reinterpret_cast<To*>(target.at(block, offset, head)));
-    }
-  }
-}
-
-/// What append does once everything is checked: the ith of nth equal shares of the rows.
-template <class K, class V>
-void write_kv(const kv_view& view, const rows_view<K>& k, const rows_view<V>& v, std::span<const slot_id> slots,
-              unsigned ith, unsigned nth) {
-  KVCACHE_ASSERT(ith < nth, "append: share ith of nth needs ith < nth");
-  const auto share = [&](unsigned i) { return static_cast<std::uint32_t>(std::uint64_t{k.rows} * i / nth); };
-  const std::uint32_t first = share(ith);
-  const std::uint32_t last = share(ith + 1);
-  if (first == last) return;
-  dispatch(
-      [&](auto to) {
-        write_rows<typename decltype(to)::type>(view.k, view.k_tail, view.block_size, k, slots, first, last);
-      },
-      stored_dtype{view.k_dtype});
-  dispatch(
-      [&](auto to) {
-        write_rows<typename decltype(to)::type>(view.v, view.v_tail, view.block_size, v, slots, first, last);
-      },
-      stored_dtype{view.v_dtype});
-}
-
-/// append into a pool whose block 0 is the null block: its slots are refused as well.
-template <class K, class V>
-void append_beyond_null(const kv_view& view, const rows_view<K>& k, const rows_view<V>& v,
-                        std::span<const slot_id> slots, unsigned ith, unsigned nth) {
-  check_append(view, k.rows, k.heads, k.head_dim, v.rows, v.heads, v.head_dim, slots, view.block_size);
-  write_kv(view, k, v, slots, ith, nth);
-}
-
-/// Copies the first `tokens` tokens of a block inside one plane, in as few runs as the strides allow.
-inline void copy_tokens(const plane_view& plane, block_id source, block_id destination, std::uint32_t tokens,
-                        std::uint32_t heads, std::uint64_t head_bytes) noexcept {
-  const bool tokens_adjoin = plane.token_stride == static_cast<std::int64_t>(head_bytes);
-  const bool heads_adjoin = plane.head_stride == static_cast<std::int64_t>(head_bytes);
-  const bool rows_adjoin = heads_adjoin && plane.token_stride == static_cast<std::int64_t>(head_bytes * heads);
-  const std::uint32_t token_steps = tokens_adjoin || rows_adjoin ? 1 : tokens;
-  const std::uint32_t head_steps = heads_adjoin && !tokens_adjoin ? 1 : heads;
-  const std::uint64_t run = head_bytes * (tokens / token_steps) * (heads / head_steps);
-  for (std::uint32_t head = 0; head < head_steps; ++head)
-    for (std::uint32_t token = 0; token < token_steps; ++token)
-      std::memcpy(plane.at(destination, token, head), plane.at(source, token, head), run);
-}
-
-}  // namespace detail
-
-/// Writes the K and V of new tokens into one layer of a pool, the library's own or an engine's: row r goes to
-/// slots[r], and nowhere where that is no_slot. One token, a chunk of a prompt and a ragged batch are the same call.
-/// `k` is [rows, kv_heads, head_dim], `v` [rows, kv_heads, head_dim_v], each with strides and an element type of its
-/// own (f32, f16, bf16), converted to what the pool stores: nearest, ties to even; the same type is copied bit for
-/// bit. More slots than rows are allowed, for padded batches; no slot may be named twice.
-///
-/// Raises invalid_argument, naming value and limit, and writes nothing where the shapes are not the pool's, slots are
-/// too few, or a slot lies outside the pool. O(rows * kv_heads * (head_dim + head_dim_v)). Calls that write different
-/// slots may run at the same time; with `nth` > 1 the call writes the ith of nth shares of the rows, after having
-/// checked all of them, so that an engine's threads call it with the same arguments and either all or none succeed.
-template <class K, class V>
-  requires element<std::remove_const_t<K>> && element<std::remove_const_t<V>>
-void append(const kv_view& view, const rows_view<K>& k, const rows_view<V>& v, std::span<const slot_id> slots,
-            unsigned ith = 0, unsigned nth = 1) {
-  detail::check_append(view, k.rows, k.heads, k.head_dim, v.rows, v.heads, v.head_dim, slots, 0);
-  detail::write_kv(view, k, v, slots, ith, nth);
-}
-
-/// Carries out, in the given order, copies inside one layer of a pool: the first `tokens` tokens, whatever the layout,
-/// and no other byte. Which layer group a copy names is the caller's business.
-///
-/// Raises invalid_argument, naming value and limit, before anything is copied where a block is the null block or
-/// outside the pool, or a block has fewer tokens. O(bytes copied). One thread at a time.
-inline void copy(const kv_view& view, std::span<const block_copy> copies) {
-  const auto refuse = [](const char* what, std::uint32_t given, const char* limit, std::uint32_t most) {
-    detail::raise<invalid_argument>("copy: " + std::string(what) + ' ' + std::to_string(given) + ", " + limit + ' ' +
-                                    std::to_string(most) + "; take copies from this pool's block manager");
-  };
-  for (const block_copy& c : copies) {
-    for (const block_id block : {c.source, c.destination})
-      if (block == null_block || block >= view.blocks)
-        refuse(block == c.source ? "source is block" : "destination is block", block, "the pool has 1 to",
-               view.blocks == 0 ? 0 : view.blocks - 1);
-    if (c.tokens > view.block_size) refuse("tokens to copy are", c.tokens, "a block holds", view.block_size);
-  }
-  for (const block_copy& c : copies) {
-    if (c.tokens == 0 || c.source == c.destination) continue;
-    detail::copy_tokens(view.k, c.source, c.destination, c.tokens, view.kv_heads,
-                        std::uint64_t{view.head_dim} * bits(view.k_dtype) / 8);
-    detail::copy_tokens(view.v, c.source, c.destination, c.tokens, view.kv_heads,
-                        std::uint64_t{view.v_dim()} * bits(view.v_dtype) / 8);
-  }
-}
 
 /// What a storage is made with beside the geometry.
 template <class Allocator>
 struct storage_options {
   std::uint32_t blocks = 0;      ///< that can hold tokens; the null block comes on top
   std::uint32_t block_size = 0;  ///< tokens; needed where the policy is `dynamic`, else 0 or the policy's value
+  /// Blocks of the tail pool, where tokens wait until their block is whole. Needed where the dtype seals blocks, see
+  /// tail_blocks_for; 0 elsewhere.
+  std::uint32_t tail_blocks = 0;
+  /// Layers that are stored in the policies' tail_dtype and not quantised, in rising order. Read by the constructor.
+  std::span<const std::uint32_t> wide_layers{};
   Allocator allocator{};
 };
+
+/// What a storage takes, in bytes.
+struct storage_footprint {
+  std::uint64_t block = 0;  ///< each of the blocks, the null block too
+  std::uint64_t tails = 0;  ///< the tail pool
+};
+
+namespace detail {
+
+/// Where the planes of one layer lie in a block.
+struct block_planes {
+  plane_strides k;
+  plane_strides k_scales;
+  plane_strides v;
+  plane_strides v_scales;
+
+  template <class Layout>
+  [[nodiscard]] static constexpr block_planes of(const geometry& shape, std::uint32_t tokens, kv_format f) noexcept {
+    return {Layout::strides(tokens, shape.kv_heads, code_bytes(f.k, shape.head_dim)),
+            scales<Layout>(f.k, shape, tokens, shape.head_dim),
+            Layout::strides(tokens, shape.kv_heads, code_bytes(f.v, shape.v_dim())),
+            scales<Layout>(f.v, shape, tokens, shape.v_dim())};
+  }
+
+  [[nodiscard]] static constexpr std::int64_t padded(std::int64_t bytes) noexcept {
+    constexpr auto boundary = static_cast<std::int64_t>(plane_alignment);
+    return (bytes + boundary - 1) / boundary * boundary;
+  }
+  [[nodiscard]] constexpr std::int64_t bytes() const noexcept {
+    return padded(k.bytes) + padded(k_scales.bytes) + padded(v.bytes) + padded(v_scales.bytes);
+  }
+
+  /// Blocks from `base` on, `stride` bytes apart.
+  void show(std::byte* base, std::int64_t stride, kv_view& out) const noexcept {
+    const auto plane = [&](const plane_strides& p) {
+      const plane_view seen = p.bytes == 0 ? plane_view{} : plane_view{base, stride, p.token, p.head};
+      base += padded(p.bytes);
+      return seen;
+    };
+    out.k = plane(k);
+    out.k_scales = plane(k_scales);
+    out.v = plane(v);
+    out.v_scales = plane(v_scales);
+  }
+
+ private:
+  template <class Layout>
+  [[nodiscard]] static constexpr plane_strides scales(dtype_id id, const geometry& shape, std::uint32_t tokens,
+                                                      std::uint32_t dim) noexcept {
+    const std::uint64_t each = scale_bytes(id, dim);
+    if (each == 0) return {};
+    if (!seals(id)) return Layout::strides(tokens, shape.kv_heads, each);
+    plane_strides all = Layout::strides(1, shape.kv_heads, each);
+    all.token = 0;
+    return all;
+  }
+};
+
+}  // namespace detail
 
 /// The bytes of one layer group. Memory order: [layer][block][K plane | V plane], the inside of a plane as the layout
 /// policy says, each plane on a 64-byte boundary. Attention works layer by layer, so a step streams through one
 /// contiguous region, and the K and V of a block lie side by side. Where several layer groups share a pool, whose
 /// blocks are of one group now and of another later, all of a block lies together instead: [block][layer][K plane | V
-/// plane]. The bytes of unwritten slots are whatever the allocator gave; nothing is touched before it is written, so a
-/// pool is resident as far as it was used. Owns its memory; moves, never copies. Thread safety: `append`, see the free
-/// function; everything const at any time.
+/// plane]. Scales follow the codes that they belong to, on a boundary of their own. Where the dtype seals blocks, the
+/// tail pool comes behind all that, in the same order. The bytes of unwritten slots are whatever the allocator gave;
+/// nothing is touched before it is written, so a pool is resident as far as it was used. Owns its memory; moves, never
+/// copies. Thread safety: `append`, see the free function; everything const at any time.
 template <class Policies>
 class storage {
  public:
@@ -213,41 +115,35 @@ class storage {
   using layout = std::conditional_t<kv_layout<typename Policies::layout>, typename Policies::layout, nhd>;
   using allocator = std::conditional_t<memory_allocator<typename Policies::allocator>, typename Policies::allocator,
                                        aligned_allocator>;
+  using tail_dtype = std::conditional_t<element<typename Policies::tail_dtype>, typename Policies::tail_dtype, bf16>;
   using options = storage_options<allocator>;
-  using k_element = typename dtype::k;
-  using v_element = typename dtype::v;
+  /// What K and V are stored in.
+  static constexpr kv_format format{dtype_traits<typename dtype::k>::id, dtype_traits<typename dtype::v>::id};
+  /// Whether blocks are quantised as a whole, and wait in a tail pool until then.
+  static constexpr bool seals_blocks = seals(format.k) || seals(format.v);
 
-  /// Takes the memory for `options.blocks` blocks and the null block. Raises invalid_argument, naming value and limit,
-  /// where the geometry, the number of blocks or the block size can hold nothing or pass 64-bit offsets, and
-  /// system_failure where the allocator has no memory.
-  explicit storage(const kvcache::geometry& shape, options chosen)
-      : geometry_(shape),
-        allocator_(std::move(chosen.allocator)),
-        blocks_(checked_blocks(chosen.blocks)),
-        block_size_(checked_block_size(chosen.block_size)) {
-    validate(shape);
-    check_size(shape, block_size_, blocks_);
+  /// Takes the memory for `options.blocks` blocks, the null block and the tail pool. Raises invalid_argument, naming
+  /// value and limit, where the geometry, the numbers of blocks or the block size can hold nothing, contradict the
+  /// dtype or pass 64-bit offsets, and system_failure where the allocator has no memory.
+  explicit storage(const kvcache::geometry& shape, options chosen) : storage(shape, std::move(chosen), 0) {
+    check_size(0);
     const std::uint64_t bytes = this->bytes();
-    if (bytes > SIZE_MAX) refuse_size(shape, block_size_, blocks_);
+    if (bytes > SIZE_MAX) refuse_size();
     memory_ = static_cast<std::byte*>(allocator_.allocate(static_cast<std::size_t>(bytes), plane_alignment));
+    tails_ = memory_ + (bytes - tail_bytes());
   }
   /// In a pool that others share and somebody else owns: block b, up to options.blocks, has the `pool_block` bytes from
-  /// pool + b * pool_block on; both on 64-byte boundaries. Raises invalid_argument as above, and where a block of this
-  /// group takes more than that. Takes no memory.
-  storage(const kvcache::geometry& shape, options chosen, std::byte* pool, std::uint64_t pool_block)
-      : geometry_(shape),
-        allocator_(std::move(chosen.allocator)),
-        blocks_(checked_blocks(chosen.blocks)),
-        block_size_(checked_block_size(chosen.block_size)),
-        pool_block_(pool_block),
-        memory_(pool) {
-    validate(shape);
-    check_size(shape, block_size_, blocks_);
+  /// pool + b * pool_block on, and the tail pool, tail_bytes in all, lies at `tails`; all on 64-byte boundaries. Raises
+  /// invalid_argument as above, and where a block of this group takes more than that. Takes no memory.
+  storage(const kvcache::geometry& shape, options chosen, std::byte* pool, std::uint64_t pool_block, std::byte* tails)
+      : storage(shape, std::move(chosen), pool_block) {
+    memory_ = pool;
+    tails_ = tails;
+    check_size(pool_block);
     if (bytes_per_block() > pool_block)
       detail::raise<invalid_argument>("storage: a block takes " + std::to_string(bytes_per_block()) +
                                       " bytes, the pool's blocks have " + std::to_string(pool_block) +
                                       "; make the pool's blocks as large as the largest group's");
-    if (pool_block > std::uint64_t{INT64_MAX} / (std::uint64_t{blocks_} + 1)) refuse_size(shape, block_size_, blocks_);
   }
 
   storage(storage&& other) noexcept
@@ -255,8 +151,11 @@ class storage {
         allocator_(std::move(other.allocator_)),
         blocks_(other.blocks_),
         block_size_(other.block_size_),
+        tail_blocks_(other.tail_blocks_),
+        wide_layers_(std::move(other.wide_layers_)),
         pool_block_(other.pool_block_),
-        memory_(std::exchange(other.memory_, nullptr)) {}
+        memory_(std::exchange(other.memory_, nullptr)),
+        tails_(other.tails_) {}
   storage& operator=(storage&& other) noexcept {
     if (this != &other) {
       free_memory();
@@ -264,8 +163,11 @@ class storage {
       allocator_ = std::move(other.allocator_);
       blocks_ = other.blocks_;
       block_size_ = other.block_size_;
+      tail_blocks_ = other.tail_blocks_;
+      wide_layers_ = std::move(other.wide_layers_);
       pool_block_ = other.pool_block_;
       memory_ = std::exchange(other.memory_, nullptr);
+      tails_ = other.tails_;
     }
     return *this;
   }
@@ -275,24 +177,30 @@ class storage {
   [[nodiscard]] std::uint32_t block_size() const noexcept { return block_size_; }
   /// Blocks that can hold tokens: ids 1 to blocks().
   [[nodiscard]] std::uint32_t blocks() const noexcept { return blocks_; }
+  /// Blocks of the tail pool: ids 0 to tail_blocks() - 1, with tail_bit set where they stand in a table.
+  [[nodiscard]] std::uint32_t tail_blocks() const noexcept { return tail_blocks_; }
   /// Bytes of one block over all layers, the padding that aligns its planes included.
-  [[nodiscard]] std::uint64_t bytes_per_block() const noexcept { return bytes_per_block(geometry_, block_size_); }
-  /// The same before there is a storage, to see how many blocks a budget holds. Sizes as the constructor allows them.
-  [[nodiscard]] static constexpr std::uint64_t bytes_per_block(const kvcache::geometry& shape,
-                                                               std::uint32_t tokens) noexcept {
-    return shape.layers * block_stride(shape, tokens);
+  [[nodiscard]] std::uint64_t bytes_per_block() const noexcept { return layer_begin(geometry_.layers); }
+  /// The same before there is a storage, to see how many blocks a budget holds; of `shape.layers`, `wide_layers` are
+  /// not quantised. Sizes as the constructor allows them.
+  [[nodiscard]] static constexpr std::uint64_t bytes_per_block(const kvcache::geometry& shape, std::uint32_t tokens,
+                                                               std::uint32_t wide_layers = 0) noexcept {
+    return std::uint64_t{shape.layers - wide_layers} * layer_bytes(shape, tokens, format) +
+           std::uint64_t{wide_layers} * layer_bytes(shape, tokens, wide_format);
   }
-  /// The same of what is asked for, for `blocks` blocks. Raises invalid_argument as the constructor does.
-  [[nodiscard]] static std::uint64_t checked_bytes_per_block(const kvcache::geometry& shape, std::uint32_t block_size,
-                                                             std::uint32_t blocks) {
-    const std::uint32_t tokens = checked_block_size(block_size);
-    validate(shape);
-    check_size(shape, tokens, checked_blocks(blocks));
-    return bytes_per_block(shape, tokens);
+  /// What a storage of such options takes, without taking it. Raises invalid_argument as the constructor does.
+  [[nodiscard]] static storage_footprint footprint_of(const kvcache::geometry& shape, options chosen) {
+    const storage sizes(shape, std::move(chosen), 0);
+    sizes.check_size(0);
+    return {sizes.bytes_per_block(), sizes.tail_bytes()};
   }
-  /// Bytes taken from the allocator, the null block included; 0 in a pool that is somebody else's.
+  /// Bytes of the tail pool.
+  [[nodiscard]] std::uint64_t tail_bytes() const noexcept {
+    return std::uint64_t{tail_blocks_} * geometry_.layers * layer_bytes(geometry_, block_size_, tail_format);
+  }
+  /// Bytes taken from the allocator, null block and tail pool included; 0 in a pool that is somebody else's.
   [[nodiscard]] std::uint64_t bytes() const noexcept {
-    return pool_block_ != 0 ? 0 : (std::uint64_t{blocks_} + 1) * bytes_per_block();
+    return pool_block_ != 0 ? 0 : (std::uint64_t{blocks_} + 1) * bytes_per_block() + tail_bytes();
   }
 
   /// The KV of one layer. Valid until the storage dies or is moved into; a moved storage keeps its views valid. Raises
@@ -302,22 +210,29 @@ class storage {
       detail::raise<invalid_argument>("storage: layer " + std::to_string(layer) + " asked for, the geometry has " +
                                       std::to_string(geometry_.layers) + ", counted from 0");
     KVCACHE_ASSERT(memory_ != nullptr, "storage used after it was moved from");
-    const plane_strides k = k_strides(geometry_, block_size_);
-    const plane_strides v = v_strides(geometry_, block_size_);
-    const auto in_layer = static_cast<std::int64_t>(block_stride(geometry_, block_size_));
-    const std::int64_t stride = pool_block_ != 0 ? static_cast<std::int64_t>(pool_block_) : in_layer;
-    const std::int64_t layer_stride = pool_block_ != 0 ? in_layer : (std::int64_t{blocks_} + 1) * in_layer;
-    std::byte* const base = memory_ + std::int64_t{layer} * layer_stride;
+    const kv_format stored = is_wide(layer) ? wide_format : format;
+    const auto before = layer_begin(layer);
+    const auto stride = static_cast<std::int64_t>(pool_block_ != 0 ? pool_block_ : layer_begin(layer + 1) - before);
     kv_view out;
-    out.k = {base, stride, k.token, k.head};
-    out.v = {base + padded(k.bytes), stride, v.token, v.head};
+    if (tail_blocks_ != 0) {
+      kv_view tails;
+      const auto tail_stride = static_cast<std::int64_t>(layer_bytes(geometry_, block_size_, tail_format));
+      detail::block_planes::of<layout>(geometry_, block_size_, tail_format)
+          .show(tails_ + std::int64_t{layer} * tail_blocks_ * tail_stride, tail_stride, tails);
+      out.k_tail = tails.k;
+      out.v_tail = tails.v;
+    }
+    detail::block_planes::of<layout>(geometry_, block_size_, stored)
+        .show(memory_ + (pool_block_ != 0 ? before : (std::uint64_t{blocks_} + 1) * before), stride, out);
     out.blocks = blocks_ + 1;
+    out.tail_blocks = tail_blocks_;
     out.block_size = block_size_;
     out.kv_heads = geometry_.kv_heads;
     out.head_dim = geometry_.head_dim;
     out.head_dim_v = geometry_.v_dim();
-    out.k_dtype = dtype_traits<k_element>::id;
-    out.v_dtype = dtype_traits<v_element>::id;
+    out.k_dtype = stored.k;
+    out.v_dtype = stored.v;
+    out.tail_dtype = dtype_traits<tail_dtype>::id;
     return out;
   }
 
@@ -331,7 +246,14 @@ class storage {
 
   /// kvcache::copy in every layer, in the given order.
   void copy(std::span<const block_copy> copies) {
+    if (copies.empty()) return;
     for (std::uint32_t layer = 0; layer < geometry_.layers; ++layer) kvcache::copy(view(layer), copies);
+  }
+
+  /// kvcache::seal in every layer.
+  void seal(std::span<const block_seal> blocks) {
+    if (blocks.empty()) return;
+    for (std::uint32_t layer = 0; layer < geometry_.layers; ++layer) kvcache::seal(view(layer), blocks);
   }
 
  private:
@@ -359,41 +281,86 @@ class storage {
     }
   }
 
-  /// Raises unless every byte offset, alignment included, fits 63 bits.
-  static void check_size(const kvcache::geometry& shape, std::uint32_t tokens, std::uint32_t blocks) {
-    const std::uint64_t room = std::uint64_t{INT64_MAX} / shape.layers / (std::uint64_t{blocks} + 1);
-    if (room < 2 * plane_alignment) refuse_size(shape, tokens, blocks);
-    const std::uint64_t room_in_block = (room - 2 * plane_alignment) / tokens / shape.kv_heads;
-    const std::uint64_t head_bytes = (std::uint64_t{shape.head_dim} * dtype_traits<k_element>::bits +
-                                      std::uint64_t{shape.v_dim()} * dtype_traits<v_element>::bits) /
-                                     8;
-    if (room_in_block < head_bytes) refuse_size(shape, tokens, blocks);
+  // What tokens lie in while they wait: element types are stored as they are from the first.
+  [[nodiscard]] static constexpr dtype_id in_tail(dtype_id id) noexcept {
+    return quantization_of(id).bits == 0 ? without_rotation(id) : dtype_traits<tail_dtype>::id;
+  }
+  static constexpr kv_format tail_format{in_tail(format.k), in_tail(format.v)};
+  static constexpr kv_format wide_format{dtype_traits<tail_dtype>::id, dtype_traits<tail_dtype>::id};
+
+  /// Checks all that needs no memory, and takes none.
+  storage(const kvcache::geometry& shape, options chosen, std::uint64_t pool_block)
+      : geometry_(shape),
+        allocator_(std::move(chosen.allocator)),
+        blocks_(checked_blocks(chosen.blocks)),
+        block_size_(checked_block_size(chosen.block_size)),
+        tail_blocks_(chosen.tail_blocks),
+        wide_layers_(chosen.wide_layers.begin(), chosen.wide_layers.end()),
+        pool_block_(pool_block) {
+    validate(shape);
+    const auto refuse = [](const std::string& text) { detail::raise<invalid_argument>("storage: " + text); };
+    const auto quantisable = [&](const char* what, dtype_id id, std::uint32_t dim) {
+      if ((quantization_of(id).bits != 0 || is_rotated(id)) && dim > max_quantised_dim)
+        refuse(std::string(what) + " is " + std::to_string(dim) + ", " + name(id) + " stores at most " +
+               std::to_string(max_quantised_dim) + "; take an element type");
+    };
+    quantisable("head_dim of K", format.k, shape.head_dim);
+    quantisable("head_dim of V", format.v, shape.v_dim());
+    if (seals_blocks ? tail_blocks_ == 0 || tail_blocks_ > max_blocks : tail_blocks_ != 0)
+      refuse("tail_blocks is " + std::to_string(tail_blocks_) + (seals_blocks ? ", 1 to " : ", ") +
+             std::to_string(seals_blocks ? max_blocks : 0) + " possible where " + name(format.k) + " and " +
+             name(format.v) + " are stored; set storage_options::tail_blocks, see tail_blocks_for");
+    for (std::size_t i = 0; i < wide_layers_.size(); ++i)
+      if (wide_layers_[i] >= shape.layers || (i > 0 && wide_layers_[i] <= wide_layers_[i - 1]))
+        refuse("wide_layers names layer " + std::to_string(wide_layers_[i]) + " of " + std::to_string(shape.layers) +
+               " at place " + std::to_string(i) + "; name each layer once, in rising order, counted from 0");
   }
 
-  [[noreturn]] static void refuse_size(const kvcache::geometry& shape, std::uint32_t tokens, std::uint32_t blocks) {
+  /// Raises unless every byte offset, alignment included, fits 63 bits, in blocks of `pool_block` bytes, or of those
+  /// that the layers take where that is 0.
+  void check_size(std::uint64_t pool_block) const {
+    const std::uint64_t room = std::uint64_t{INT64_MAX} / geometry_.layers / (std::uint64_t{blocks_} + 1);
+    constexpr std::uint64_t padding = 4 * plane_alignment;
+    if (room < padding) refuse_size();
+    const std::uint64_t room_in_block = (room - padding) / block_size_ / geometry_.kv_heads;
+    for (const kv_format f : {format, wide_format, tail_format}) {
+      const std::uint64_t head_bytes = code_bytes(f.k, geometry_.head_dim) + scale_bytes(f.k, geometry_.head_dim) +
+                                       code_bytes(f.v, geometry_.v_dim()) + scale_bytes(f.v, geometry_.v_dim());
+      if (room_in_block < head_bytes) refuse_size();
+    }
+    if (pool_block > std::uint64_t{INT64_MAX} / (std::uint64_t{blocks_} + 1)) refuse_size();
+    if (tail_blocks_ != 0 && layer_bytes(geometry_, block_size_, tail_format) >
+                                 std::uint64_t{INT64_MAX} / 2 / tail_blocks_ / geometry_.layers)
+      refuse_size();
+    if (pool_block_ == 0 && (std::uint64_t{blocks_} + 1) * bytes_per_block() > std::uint64_t{INT64_MAX} - tail_bytes())
+      refuse_size();
+  }
+
+  [[noreturn]] void refuse_size() const {
     const auto times = [](std::uint32_t n, const char* what) { return std::to_string(n) + ' ' + what; };
-    detail::raise<invalid_argument>("storage: " + times(shape.layers, "layers x ") + times(blocks, "blocks x ") +
-                                    times(tokens, "tokens x ") + times(shape.kv_heads, "kv heads x head_dim ") +
-                                    times(shape.head_dim, "and ") + times(shape.v_dim(), "bytes") +
+    detail::raise<invalid_argument>("storage: " + times(geometry_.layers, "layers x ") + times(blocks_, "blocks x ") +
+                                    times(block_size_, "tokens x ") +
+                                    times(geometry_.kv_heads, "kv heads x head_dim ") +
+                                    times(geometry_.head_dim, "and ") + times(geometry_.v_dim(), "bytes") +
                                     " pass the limit of 2^63; check the geometry and the number of blocks");
   }
 
-  [[nodiscard]] static constexpr std::int64_t padded(std::int64_t bytes) noexcept {
-    constexpr auto boundary = static_cast<std::int64_t>(plane_alignment);
-    return (bytes + boundary - 1) / boundary * boundary;
+  /// Bytes of one block in one layer that is stored so.
+  [[nodiscard]] static constexpr std::uint64_t layer_bytes(const kvcache::geometry& shape, std::uint32_t tokens,
+                                                           kv_format stored) noexcept {
+    return static_cast<std::uint64_t>(detail::block_planes::of<layout>(shape, tokens, stored).bytes());
   }
-  [[nodiscard]] static constexpr plane_strides k_strides(const kvcache::geometry& shape,
-                                                         std::uint32_t tokens) noexcept {
-    return layout::template strides<k_element>(tokens, shape.kv_heads, shape.head_dim);
+  [[nodiscard]] bool is_wide(std::uint32_t layer) const noexcept {
+    for (const std::uint32_t wide : wide_layers_)
+      if (wide == layer) return true;
+    return false;
   }
-  [[nodiscard]] static constexpr plane_strides v_strides(const kvcache::geometry& shape,
-                                                         std::uint32_t tokens) noexcept {
-    return layout::template strides<v_element>(tokens, shape.kv_heads, shape.v_dim());
-  }
-  /// Bytes of one block in one layer.
-  [[nodiscard]] static constexpr std::uint64_t block_stride(const kvcache::geometry& shape,
-                                                            std::uint32_t tokens) noexcept {
-    return static_cast<std::uint64_t>(padded(k_strides(shape, tokens).bytes) + padded(v_strides(shape, tokens).bytes));
+  /// Bytes of one block in the layers before `layer`.
+  [[nodiscard]] std::uint64_t layer_begin(std::uint32_t layer) const noexcept {
+    std::uint32_t wide = 0;
+    for (const std::uint32_t w : wide_layers_) wide += w < layer;
+    return (layer - wide) * layer_bytes(geometry_, block_size_, format) +
+           wide * layer_bytes(geometry_, block_size_, wide_format);
   }
 
   void free_memory() noexcept {
@@ -405,16 +372,23 @@ class storage {
   allocator allocator_;
   std::uint32_t blocks_ = 0;
   std::uint32_t block_size_ = 0;
+  std::uint32_t tail_blocks_ = 0;
+  std::vector<std::uint32_t> wide_layers_;
   std::uint64_t pool_block_ = 0;  // bytes of a block that groups share; 0: the memory is this storage's own
   std::byte* memory_ = nullptr;
+  std::byte* tails_ = nullptr;
 
   // Last in the class, since some compilers leave out what follows a mandate that fails.
-  static_assert(kv_dtype_policy<typename Policies::dtype>,
-                "dtype needs `using k = T; using v = T;`, each T one of f32, f16, bf16: kvcache::kv_dtype<K, V>");
+  static_assert(
+      kv_dtype_policy<typename Policies::dtype>,
+      "dtype needs `using k = T; using v = T;`, each T an element type (f32, f16, bf16, fp8_e4m3, fp8_e5m2) or "
+      "a format of <kvcache/quantization.hpp>: kvcache::kv_dtype<K, V>");
+  static_assert(std::is_same_v<typename Policies::tail_dtype, tail_dtype>,
+                "tail_dtype needs an element type, f16 or bf16");
   static_assert(kv_layout<typename Policies::layout>,
-                "layout needs `static constexpr const char* name` and `template <class T> static constexpr "
-                "kvcache::plane_strides strides(std::uint32_t block_size, std::uint32_t heads, std::uint32_t head_dim) "
-                "noexcept`; is its header included?");
+                "layout needs `static constexpr const char* name` and `static constexpr kvcache::plane_strides "
+                "strides(std::uint32_t block_size, std::uint32_t heads, std::uint64_t head_bytes) noexcept`; is its "
+                "header included?");
   static_assert(memory_allocator<typename Policies::allocator>,
                 "allocator needs `static constexpr const char* name`, `static constexpr kvcache::memory_space space`, "
                 "`void* allocate(std::size_t bytes, std::size_t alignment)` and `void deallocate(void* memory, "

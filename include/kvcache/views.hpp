@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/dtype.hpp>
+#include <kvcache/quantization.hpp>
 #include <kvcache/types.hpp>
 
 #include <concepts>
@@ -156,7 +157,8 @@ struct batch_view {
   }
 };
 
-/// Where one plane (the K or the V codes) of one layer lies; all strides in bytes, elements of a head contiguous.
+/// Where one plane (codes or scales of K or of V) of one layer lies; all strides in bytes, what belongs to a head
+/// contiguous. Scales per channel have a token_stride of 0, since all tokens of a block share them.
 struct plane_view {
   std::byte* base = nullptr;
   std::int64_t block_stride = 0;
@@ -174,6 +176,8 @@ struct plane_view {
 struct kv_view {
   plane_view k;
   plane_view v;
+  plane_view k_scales;  ///< no base where the dtype has none
+  plane_view v_scales;
   plane_view k_tail;  ///< no base: no block table entry has tail_bit set
   plane_view v_tail;
   std::uint32_t blocks = 0;  ///< ids below this may stand in a table, the null block included
@@ -184,9 +188,14 @@ struct kv_view {
   std::uint32_t head_dim_v = 0;  ///< 0: as head_dim
   dtype_id k_dtype = dtype_id::bfloat16;
   dtype_id v_dtype = dtype_id::bfloat16;
+  /// What the tail pool holds instead of a format with scales; element types lie there as they do elsewhere.
+  dtype_id tail_dtype = dtype_id::bfloat16;
 
   [[nodiscard]] constexpr std::uint32_t v_dim() const noexcept { return head_dim_v != 0 ? head_dim_v : head_dim; }
-  /// First element of token `token` of `entry`, an entry of a block table.
+  [[nodiscard]] KVCACHE_HOST_DEVICE constexpr dtype_id k_tail_dtype() const noexcept { return in_tail(k_dtype); }
+  [[nodiscard]] KVCACHE_HOST_DEVICE constexpr dtype_id v_tail_dtype() const noexcept { return in_tail(v_dtype); }
+
+  /// First byte of token `token` of `entry`, an entry of a block table.
   [[nodiscard]] KVCACHE_HOST_DEVICE constexpr const std::byte* k_at(block_id entry, std::uint32_t token,
                                                                     std::uint32_t head) const noexcept {
     return (entry & tail_bit) != 0 ? k_tail.at(entry & ~tail_bit, token, head) : k.at(entry, token, head);
@@ -194,6 +203,29 @@ struct kv_view {
   [[nodiscard]] KVCACHE_HOST_DEVICE constexpr const std::byte* v_at(block_id entry, std::uint32_t token,
                                                                     std::uint32_t head) const noexcept {
     return (entry & tail_bit) != 0 ? v_tail.at(entry & ~tail_bit, token, head) : v.at(entry, token, head);
+  }
+  /// The same with its scales and what it is stored in.
+  [[nodiscard]] KVCACHE_HOST_DEVICE constexpr stored_head k_head(block_id entry, std::uint32_t token,
+                                                                 std::uint32_t head) const noexcept {
+    if ((entry & tail_bit) != 0) return {k_at(entry, token, head), nullptr, k_tail_dtype()};
+    return {k_at(entry, token, head), scales_at(k_scales, entry, token, head), k_dtype};
+  }
+  [[nodiscard]] KVCACHE_HOST_DEVICE constexpr stored_head v_head(block_id entry, std::uint32_t token,
+                                                                 std::uint32_t head) const noexcept {
+    if ((entry & tail_bit) != 0) return {v_at(entry, token, head), nullptr, v_tail_dtype()};
+    return {v_at(entry, token, head), scales_at(v_scales, entry, token, head), v_dtype};
+  }
+
+ private:
+  [[nodiscard]] KVCACHE_HOST_DEVICE constexpr dtype_id in_tail(dtype_id id) const noexcept {
+    if (quantization_of(id).bits == 0) return id;
+    const auto wide = static_cast<std::uint8_t>(tail_dtype);
+    return static_cast<dtype_id>(is_rotated(id) ? wide | rotated_bit : wide);
+  }
+  [[nodiscard]] KVCACHE_HOST_DEVICE static constexpr const std::byte* scales_at(const plane_view& scales,
+                                                                                block_id entry, std::uint32_t token,
+                                                                                std::uint32_t head) noexcept {
+    return scales.base == nullptr ? nullptr : scales.at(entry, token, head);
   }
 };
 

@@ -57,10 +57,7 @@ struct pinned_to_its_place : device_allocator {
 
 struct narrow_layout {
   static constexpr const char* name = "narrow";
-  template <class T>
-  static constexpr std::int32_t strides(std::uint32_t, std::uint32_t, std::uint32_t) noexcept {
-    return 0;
-  }
+  static constexpr std::int32_t strides(std::uint32_t, std::uint32_t, std::uint64_t) noexcept { return 0; }
 };
 
 struct executor_of_two {

@@ -9,7 +9,7 @@ import tree
 
 CONTRACTS = {"concepts.hpp", "policies.hpp", "dispatch.hpp"}
 FILE_ROOMS = {"kvcache.hpp": "umbrella", "version.hpp": "version", "cache.hpp": "cache", "storage.hpp": "storage",
-              "any_storage.hpp": "storage"}
+              "any_storage.hpp": "storage", "append.hpp": "storage", "copy.hpp": "storage", "seal.hpp": "storage"}
 FOLDER_ROOMS = {"eviction", "memory", "layout", "blocks", "attention", "tier", "schedule", "observe", "cuda", "detail"}
 
 BASE = {"version", "config", "detail", "vocabulary"}

@@ -90,7 +90,7 @@ TEST_CASE("R10 a refused copy names value and limit and leaves every block alone
   refuse({0, 0, 2, 1}, "source is block 0", "1 to 3");
   refuse({0, 1, 4, 1}, "destination is block 4", "1 to 3");
   refuse({0, 1, 0, 1}, "destination is block 0", "1 to 3");
-  refuse({0, 1, tail_bit | 1, 1}, "destination is block 2147483649", "1 to 3");
+  refuse({0, 1, tail_bit | 1, 1}, "destination is tail block 1", "fewer than 0");
   refuse({0, 1, 2, 17}, "tokens to copy are 17", "a block holds 16");
 }
 

@@ -89,6 +89,8 @@ class attention {
   using policies_type = Policies;
   using variant = detail::attention_variant_or_causal<Policies>;
   using dtype = detail::attention_dtype_or_bf16<Policies>;
+  /// What tokens lie in that are not quantised yet, or in layers that never are.
+  using tail_dtype = std::conditional_t<element<typename Policies::tail_dtype>, typename Policies::tail_dtype, bf16>;
   using backend = typename Policies::backend;
   using options_type = attention_options<backend>;
 
@@ -119,7 +121,7 @@ class attention {
   /// where shapes, types, values or block ids do not fit. One run of a plan at a time. O(visible tokens * query_heads *
   /// head_dim) over all rows; K and V of a kv head are read once for a tile of rows, whatever the group.
   template <class Q, class Out>
-    requires element<std::remove_const_t<Q>> && element<Out>
+    requires wide_element<std::remove_const_t<Q>> && wide_element<Out>
   void run(const attention_plan& plan, const kv_view& kv, rows_view<Q> q, rows_view<Out> out,
            const variant_values& values = {}, lse_view<float> lse = {}) const {
     const detail::attention_call call = checked_call(plan, kv, q, out, values, lse);
@@ -127,9 +129,7 @@ class attention {
     const executor_ref threads = lent();
     const unsigned nth = plan.units().size() <= 1 ? 1 : threads.threads();
     reserve(plan, {call.q.heads, kv.kv_heads, kv.head_dim, kv.v_dim()}, nth);
-    auto work = [&](unsigned ith, unsigned n) {
-      kernels::template run<typename dtype::k, typename dtype::v>(call, options_.backend, ith, n);
-    };
+    auto work = [&](unsigned ith, unsigned n) { run_kernels(call, ith, n); };
     if (nth == 1)
       work(0, 1);
     else
@@ -140,13 +140,13 @@ class attention {
   /// run, with the same arguments but `ith`, and `out` is whole when all have returned. Waits for nobody. All have to
   /// return before the plan runs again. Needs attention_options::shape, and threads >= nth.
   template <class Q, class Out>
-    requires element<std::remove_const_t<Q>> && element<Out>
+    requires wide_element<std::remove_const_t<Q>> && wide_element<Out>
   void run(const attention_plan& plan, const kv_view& kv, rows_view<Q> q, rows_view<Out> out, unsigned ith,
            unsigned nth, const variant_values& values = {}, lse_view<float> lse = {}) const {
     const detail::attention_call call = checked_call(plan, kv, q, out, values, lse);
     if (plan.rows() == 0) return;
     detail::check_share(plan, ith, nth);
-    kernels::template run<typename dtype::k, typename dtype::v>(call, options_.backend, ith, nth);
+    run_kernels(call, ith, nth);
   }
 
   /// The same over layer `layer` of anything that shows its layers as views.
@@ -171,6 +171,19 @@ class attention {
 
  private:
   using kernels = detail::attention_kernels<backend>;
+
+  static constexpr kv_format format{dtype_traits<typename dtype::k>::id, dtype_traits<typename dtype::v>::id};
+  static constexpr bool has_wide_layers =
+      detail::is_wide_layer({.k_dtype = dtype_traits<tail_dtype>::id, .v_dtype = dtype_traits<tail_dtype>::id}, format,
+                            dtype_traits<tail_dtype>::id);
+
+  void run_kernels(const detail::attention_call& call, unsigned ith, unsigned nth) const {
+    if constexpr (has_wide_layers) {
+      if (detail::is_wide_layer(call.kv, format, dtype_traits<tail_dtype>::id))
+        return kernels::template run<tail_dtype, tail_dtype>(call, options_.backend, ith, nth);
+    }
+    kernels::template run<typename dtype::k, typename dtype::v>(call, options_.backend, ith, nth);
+  }
 
   // A function of its own, so that a missing header is one message however many members are used.
   static void need_kernels() noexcept {
@@ -213,8 +226,7 @@ class attention {
     call.features = variant::features;
     call.values = values;
     call.scale = values.scale != 0 ? values.scale : 1.0f / std::sqrt(static_cast<float>(q.head_dim));
-    detail::check_call(call, {dtype_traits<typename dtype::k>::id, dtype_traits<typename dtype::v>::id},
-                       Policies::batch_invariant);
+    detail::check_call(call, format, dtype_traits<tail_dtype>::id, Policies::batch_invariant);
     return call;
   }
 
@@ -225,8 +237,10 @@ class attention {
   static_assert(attention_variant<typename Policies::variant>,
                 "variant needs `static constexpr const char* name` and "
                 "`static constexpr kvcache::variant_features features`");
-  static_assert(kv_dtype_policy<typename Policies::dtype>,
-                "dtype needs `using k = T; using v = T;`, each T one of f32, f16, bf16: kvcache::kv_dtype<K, V>");
+  static_assert(
+      kv_dtype_policy<typename Policies::dtype>,
+      "dtype needs `using k = T; using v = T;`, each T an element type (f32, f16, bf16, fp8_e4m3, fp8_e5m2) or "
+      "a format of <kvcache/quantization.hpp>: kvcache::kv_dtype<K, V>");
 };
 
 }  // namespace kvcache

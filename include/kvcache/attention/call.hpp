@@ -8,6 +8,7 @@
 #include <kvcache/dtype.hpp>
 #include <kvcache/error.hpp>
 #include <kvcache/geometry.hpp>
+#include <kvcache/quantise.hpp>
 #include <kvcache/views.hpp>
 
 #include <cstddef>
@@ -30,9 +31,17 @@ struct attention_call {
   float scale = 0;
 };
 
-/// Holds a call against its plan, and its view's types against `format`, which the kernels were made for. Raises
-/// invalid_argument; reads no tensor. O(1).
-KVCACHE_NOINLINE inline void check_call(const attention_call& call, kv_format format, bool batch_invariant) {
+/// Whether a layer is kept in `tail_dtype` where others are stored in `format`.
+[[nodiscard]] constexpr bool is_wide_layer(const kv_view& kv, kv_format format, dtype_id tail_dtype) noexcept {
+  const bool narrow = quantization_of(format.k).bits != 0 || quantization_of(format.v).bits != 0 ||
+                      bits(format.k) < 16 || bits(format.v) < 16;
+  return narrow && kv.k_dtype == tail_dtype && kv.v_dtype == tail_dtype;
+}
+
+/// Holds a call against its plan, and its view's types against `format` and `tail_dtype`, which the kernels were made
+/// for. Raises invalid_argument; reads no tensor. O(1).
+KVCACHE_NOINLINE inline void check_call(const attention_call& call, kv_format format, dtype_id tail_dtype,
+                                        bool batch_invariant) {
   const attention_plan& plan = *call.plan;
   const kv_view& kv = call.kv;
   const attention_shape& shape = plan.options().shape;
@@ -50,7 +59,7 @@ KVCACHE_NOINLINE inline void check_call(const attention_call& call, kv_format fo
     if (made_for != 0) equal(what, value, made_for, "the plan was made for that");
   };
 
-  if (kv.k_dtype != format.k || kv.v_dtype != format.v)
+  if ((kv.k_dtype != format.k || kv.v_dtype != format.v) && !is_wide_layer(kv, format, tail_dtype))
     refuse(std::string("the view holds ") + name(kv.k_dtype) + " and " + name(kv.v_dtype) + ", the policies say " +
            name(format.k) + " and " + name(format.v) + "; use one policy bundle for both");
   if (plan.options().features != call.features || plan.options().batch_invariant != batch_invariant)
@@ -70,6 +79,18 @@ KVCACHE_NOINLINE inline void check_call(const attention_call& call, kv_format fo
     equal("out's heads", call.out.heads, call.q.heads, "out has the heads of q");
     enough("q's rows", call.q.rows, plan.rows(), "q has a row for each query of the batch");
     enough("out's rows", call.out.rows, plan.rows(), "out has a row for each query of the batch");
+    const auto shown = [&](const char* what, dtype_id dtype, const plane_view& scales, std::uint32_t dim) {
+      if (quantization_of(dtype).bits != 0 && scales.base == nullptr)
+        refuse(std::string(what) + " is " + name(dtype) + ", and its scales have no base; set k_scales and v_scales");
+      if ((quantization_of(dtype).bits != 0 || is_rotated(dtype)) && dim > max_quantised_dim)
+        refuse(std::string(what) + " is " + name(dtype) + " with a head_dim of " + std::to_string(dim) + ", at most " +
+               std::to_string(max_quantised_dim) + " possible; take an element type");
+    };
+    shown("the view's K", kv.k_dtype, kv.k_scales, kv.head_dim);
+    shown("the view's V", kv.v_dtype, kv.v_scales, kv.head_dim_v);
+    if (plan.tail_blocks_needed() != 0 && kv.k_tail_dtype() != kv.k_dtype && kv.tail_dtype != tail_dtype)
+      refuse(std::string("the view's tail pool holds ") + name(kv.tail_dtype) + ", the policies say " +
+             name(tail_dtype) + "; use one policy bundle for both");
     planned("q's heads", call.q.heads, shape.query_heads);
     planned("the view's kv_heads", kv.kv_heads, shape.kv_heads);
     planned("the view's head_dim", kv.head_dim, shape.head_dim);

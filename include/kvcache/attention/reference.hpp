@@ -8,6 +8,7 @@
 #include <kvcache/detail/config.hpp>
 #include <kvcache/dtype.hpp>
 #include <kvcache/error.hpp>
+#include <kvcache/quantise.hpp>
 #include <kvcache/views.hpp>
 
 #include <bit>
@@ -31,6 +32,14 @@ namespace detail {
   std::uint16_t bits16;
   std::memcpy(&bits16, from, sizeof bits16);
   return static_cast<double>(id == dtype_id::float16 ? to_float(f16{bits16}) : to_float(bf16{bits16}));
+}
+
+/// A head of a token as it was before it was rotated, whatever it is stored in.
+inline void read_double(const stored_head& from, std::vector<float>& narrow, std::vector<double>& to) noexcept {
+  const auto dim = static_cast<std::uint32_t>(to.size());
+  read_head(from, dim, narrow.data());
+  for (std::uint32_t d = 0; d < dim; ++d) to[d] = static_cast<double>(narrow[d]);
+  if (is_rotated(from.dtype)) rotate(to.data(), dim);
 }
 
 template <class T>
@@ -58,13 +67,11 @@ KVCACHE_NOINLINE inline void reference_rows(
   call.out = out;
   call.features = features;
   call.values = values;
-  check_call(call, {kv.k_dtype, kv.v_dtype}, false);
+  check_call(call, {kv.k_dtype, kv.v_dtype}, kv.tail_dtype, false);
   if (batch.tokens() == 0) return;
 
   const std::uint32_t group = q.heads / kv.kv_heads;
   const std::int64_t q_bytes = bits(q_dtype) / 8;
-  const std::int64_t k_bytes = bits(kv.k_dtype) / 8;
-  const std::int64_t v_bytes = bits(kv.v_dtype) / 8;
   const double scale =
       values.scale != 0 ? static_cast<double>(values.scale) : 1 / std::sqrt(static_cast<double>(q.head_dim));
 
@@ -72,6 +79,9 @@ KVCACHE_NOINLINE inline void reference_rows(
   std::vector<double> logits;
   std::vector<std::uint32_t> tokens;
   std::vector<double> sum(kv.v_dim());
+  std::vector<double> key(kv.head_dim);
+  std::vector<double> value(kv.v_dim());
+  std::vector<float> narrow(kv.head_dim > kv.v_dim() ? kv.head_dim : kv.v_dim());
   for (std::uint32_t r = 0; r < batch.rows(); ++r) {
     const auto table = batch.tables.row(r);
     const std::uint32_t length = batch.kv_lengths[r];
@@ -88,9 +98,9 @@ KVCACHE_NOINLINE inline void reference_rows(
         tokens.clear();
         for (std::uint32_t t = range.begin; t < range.end; ++t) {
           if (features.mask && !values.mask.sees(row, t)) continue;
-          const std::byte* const k = kv.k_at(table[t / batch.block_size], t % batch.block_size, kv_head);
+          read_double(kv.k_head(table[t / batch.block_size], t % batch.block_size, kv_head), narrow, key);
           double dot = 0;
-          for (std::uint32_t d = 0; d < q.head_dim; ++d) dot += query[d] * load_double(k + d * k_bytes, kv.k_dtype);
+          for (std::uint32_t d = 0; d < q.head_dim; ++d) dot += query[d] * key[d];
           double logit = dot * scale;
           if (features.soft_cap) {
             const double cap = static_cast<double>(values.soft_cap);
@@ -114,9 +124,9 @@ KVCACHE_NOINLINE inline void reference_rows(
         for (std::size_t n = 0; n < logits.size(); ++n) {
           const double weight = std::exp(logits[n] - top);
           total += weight;
-          const std::byte* const v =
-              kv.v_at(table[tokens[n] / batch.block_size], tokens[n] % batch.block_size, kv_head);
-          for (std::uint32_t d = 0; d < kv.v_dim(); ++d) sum[d] += weight * load_double(v + d * v_bytes, kv.v_dtype);
+          read_double(kv.v_head(table[tokens[n] / batch.block_size], tokens[n] % batch.block_size, kv_head), narrow,
+                      value);
+          for (std::uint32_t d = 0; d < kv.v_dim(); ++d) sum[d] += weight * value[d];
         }
         if (any)
           for (double& s : sum) s /= total;

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <kvcache/concepts.hpp>
-#include <kvcache/dtype.hpp>
 
 #include <cstdint>
 
@@ -13,11 +12,11 @@ namespace kvcache {
 struct hnd {
   static constexpr const char* name = "hnd";
 
-  /// Strides of a plane whose elements are T. The product of the three sizes has to fit 60 bits; storage checks that.
-  template <class T>
+  /// Strides of a plane that holds `head_bytes` bytes for each head of a token. The product of the three sizes has to
+  /// fit 63 bits; storage checks that.
   [[nodiscard]] static constexpr plane_strides strides(std::uint32_t block_size, std::uint32_t heads,
-                                                       std::uint32_t head_dim) noexcept {
-    const std::int64_t token = std::int64_t{head_dim} * dtype_traits<T>::bits / 8;
+                                                       std::uint64_t head_bytes) noexcept {
+    const std::int64_t token = static_cast<std::int64_t>(head_bytes);
     const std::int64_t head = token * block_size;
     return {.token = token, .head = head, .bytes = head * heads};
   }

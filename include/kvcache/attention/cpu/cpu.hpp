@@ -10,6 +10,8 @@
 #include <kvcache/attention/cpu/vector_scalar.hpp>
 #include <kvcache/attention/cpu/work.hpp>
 #include <kvcache/detail/config.hpp>
+#include <kvcache/dtype.hpp>
+#include <kvcache/quantise.hpp>
 
 // Everything that the .inl files use is included above: a standard header first seen between BEGIN and END would be
 // compiled for that instruction set, for everybody.

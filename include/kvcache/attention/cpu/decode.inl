@@ -271,8 +271,9 @@ inline void run_decode(const attention_call& call, const work_unit& unit, float*
 
 template <class K, class V>
 void run_unit(const attention_call& call, const work_unit& unit, float* scratch) noexcept {
-  if (can_decode(call, call.plan->tiles()[unit.tile]))
-    run_decode(call, unit, scratch, products_of<K>, products_of<V>);
-  else
-    run_tile(call, unit, scratch);
+  if constexpr (wide_element<K> && wide_element<V>) {
+    if (can_decode(call, call.plan->tiles()[unit.tile]))
+      return run_decode(call, unit, scratch, products_of<K>, products_of<V>);
+  }
+  run_tile(call, unit, scratch);
 }

@@ -52,17 +52,23 @@ KVCACHE_NOINLINE void widen_row(const std::byte* from, std::size_t dim, float* t
   }
 }
 
-using widen_function = void (*)(const std::byte* from, std::size_t dim, float* to) noexcept;
-
-[[nodiscard]] inline widen_function widen_row_of(dtype_id id) noexcept {
-  if (id == dtype_id::float32) return widen_row<f32>;
-  return id == dtype_id::float16 ? widen_row<f16> : widen_row<bf16>;
+/// A head of K, V or Q as floats, padded with zeros to whole vectors; a rotated one stays rotated.
+inline void widen_head(const stored_head& from, std::size_t dim, float* to) noexcept {
+  switch (without_rotation(from.dtype)) {
+    case dtype_id::float32: return widen_row<f32>(from.codes, dim, to);
+    case dtype_id::float16: return widen_row<f16>(from.codes, dim, to);
+    case dtype_id::bfloat16: return widen_row<bf16>(from.codes, dim, to);
+    default:
+      read_head(from, static_cast<std::uint32_t>(dim), to);
+      for (std::size_t d = dim; d < cpu::padded(dim); ++d) to[d] = 0;
+  }
 }
 
-/// One query of one head as floats, padded with zeros to whole vectors.
+/// One query of one head as floats, padded with zeros to whole vectors, and rotated as the keys are.
 inline void read_query(const attention_call& call, std::uint32_t row, std::uint32_t head, float* to) noexcept {
   const std::int64_t first = row * call.q.row_stride + head * call.q.head_stride;
-  widen_row_of(call.q_dtype)(call.q.data + first * std::int64_t{bits(call.q_dtype) / 8}, call.q.head_dim, to);
+  widen_head({call.q.data + first * std::int64_t{bits(call.q_dtype) / 8}, nullptr, call.q_dtype}, call.q.head_dim, to);
+  if (is_rotated(call.kv.k_dtype)) rotate(to, call.q.head_dim);
 }
 
 /// Whether any of `count` floats is infinite or no number, by bits.

@@ -58,13 +58,11 @@ struct tile_rows {
   /// Reads the chunk's tokens [begin, end).
   void read(std::uint32_t kv_head, std::uint32_t begin, std::uint32_t end) noexcept {
     const std::uint32_t block_size = call.kv.block_size;
-    const widen_function widen_k = widen_row_of(call.kv.k_dtype);
-    const widen_function widen_v = widen_row_of(call.kv.v_dtype);
     std::size_t n = 0;
     for (std::uint32_t t = begin; t < end; ++t, ++n) {
       const block_id entry = table[t / block_size];
-      widen_k(call.kv.k_at(entry, t % block_size, kv_head), call.kv.head_dim, keys + n * dim);
-      widen_v(call.kv.v_at(entry, t % block_size, kv_head), call.kv.head_dim_v, values + n * dim_v);
+      widen_head(call.kv.k_head(entry, t % block_size, kv_head), call.kv.head_dim, keys + n * dim);
+      widen_head(call.kv.v_head(entry, t % block_size, kv_head), call.kv.head_dim_v, values + n * dim_v);
     }
     for (; n % row_block != 0; ++n) std::memset(keys + n * dim, 0, dim * sizeof(float));
   }
@@ -72,8 +70,8 @@ struct tile_rows {
   /// Asks for the tokens [begin, end), to be read next.
   void prefetch(std::uint32_t kv_head, std::uint32_t begin, std::uint32_t end) const noexcept {
     const std::uint32_t block_size = call.kv.block_size;
-    const std::size_t k_bytes = call.kv.head_dim * std::size_t{bits(call.kv.k_dtype)} / 8;
-    const std::size_t v_bytes = call.kv.head_dim_v * std::size_t{bits(call.kv.v_dtype)} / 8;
+    const std::size_t k_bytes = code_bytes(call.kv.k_dtype, call.kv.head_dim);
+    const std::size_t v_bytes = code_bytes(call.kv.v_dtype, call.kv.head_dim_v);
     for (std::uint32_t t = begin; t < end; ++t) {
       const block_id entry = table[t / block_size];
       const std::byte* const k = call.kv.k_at(entry, t % block_size, kv_head);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/attention/attention.hpp>
+#include <kvcache/quantise.hpp>
 
 #include <atomic>
 #include <cstddef>
@@ -14,6 +15,7 @@ namespace kvcache::detail::cpu {
 inline void finish_row(const attention_call& call, std::uint32_t row, std::uint32_t head, float* output,
                        float lse) noexcept {
   const std::uint32_t dim = call.out.head_dim;
+  if (is_rotated(call.kv.v_dtype)) rotate(output, dim);
   if (call.features.sinks) apply_sink(call.values.sinks[head], dim, output, &lse);
   const std::int64_t first = row * call.out.row_stride + head * call.out.head_stride;
   if (call.out_dtype == dtype_id::float32) {
