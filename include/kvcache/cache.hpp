@@ -41,8 +41,6 @@ class cache_calls {
   /// As block_manager::commit: from here on the full blocks of these tokens can be found by their content.
   /// O(tokens).
   result<void> commit(sequence_id sequence, content_view tokens) noexcept { return manager_.commit(sequence, tokens); }
-  /// As block_manager::retire: the step's work is done, what was released meanwhile becomes free. O(blocks held).
-  result<void> retire(step& done) noexcept { return manager_.retire(done); }
   /// As block_manager::close. O(blocks).
   result<void> close(sequence_id sequence) noexcept { return manager_.close(sequence); }
 
@@ -112,8 +110,23 @@ class cache<Policies> : public detail::cache_calls<typename Policies::eviction> 
   [[nodiscard]] storage_type& storage() noexcept { return storage_; }
   [[nodiscard]] const storage_type& storage() const noexcept { return storage_; }
 
-  /// Carries out the copies that `begin` asked for; before the step's first append. O(bytes copied), on this thread.
-  void prepare(const step& begun) { storage_.copy(begun.copies()); }
+  /// Carries out the seals of earlier steps and the copies that `begin` asked for; before the step's first append.
+  /// O(bytes copied), on this thread.
+  void prepare(const step& begun) {
+    seal();
+    storage_.copy(begun.copies());
+  }
+  /// Quantises the blocks that accepted steps have filled; prepare and retire do it too. O(bytes of those blocks).
+  void seal() {
+    storage_.seal(this->manager().seals());
+    this->manager().sealed();
+  }
+  /// As block_manager::retire: the step's work is done, what was released meanwhile becomes free. O(blocks held), and
+  /// seal().
+  result<void> retire(step& done) {
+    seal();
+    return this->manager().retire(done);
+  }
   /// Writes K and V of the step's query tokens, rows in the order of its wants, into their slots in `layer`. As
   /// kvcache::append: raises invalid_argument, and writes nothing, where the shapes are not the geometry's.
   /// O(rows * kv_heads * head_dim).
@@ -132,6 +145,7 @@ class cache<Policies> : public detail::cache_calls<typename Policies::eviction> 
   static block_manager_options sized(block_manager_options bookkeeping, const storage_type& bytes) noexcept {
     bookkeeping.blocks = bytes.blocks();
     bookkeeping.block_size = bytes.block_size();
+    bookkeeping.tail_blocks = bytes.tail_blocks();
     bookkeeping.layer_groups = {};
     return bookkeeping;
   }
@@ -145,6 +159,7 @@ struct cache_group {
   std::uint32_t block_size = 0;              ///< tokens; needed where the group's policy is `dynamic`
   std::uint32_t window = layer_group::full;  ///< newest tokens that a query sees; full: all
   std::uint32_t tail_blocks = 0;             ///< see storage_options::tail_blocks
+  std::uint32_t wide_tokens = 0;  ///< see layer_group::wide_tokens
   /// Layers that are not quantised, counted within the group; see storage_options::wide_layers.
   std::span<const std::uint32_t> wide_layers{};
 };
@@ -199,11 +214,22 @@ class cache : public detail::cache_calls<typename Policies::eviction> {
   /// Bytes taken from the allocator.
   [[nodiscard]] std::uint64_t bytes() const noexcept { return memory_.bytes(); }
 
-  /// Carries out the copies that `begin` asked for; before the step's first append. O(bytes copied), on this thread.
+  /// Carries out the seals of earlier steps and the copies that `begin` asked for; before the step's first append.
+  /// O(bytes copied), on this thread.
   void prepare(const step& begun) {
+    seal();
     for (const block_copy& c : begun.copies()) at(c.layer_group, [&](auto& bytes) { bytes.copy(std::span(&c, 1)); });
   }
-  /// As that of a cache with one group.
+  /// As those of a cache with one group.
+  void seal() {
+    for (const block_seal& s : this->manager().seals())
+      at(s.layer_group, [&](auto& bytes) { bytes.seal(std::span(&s, 1)); });
+    this->manager().sealed();
+  }
+  result<void> retire(step& done) {
+    seal();
+    return this->manager().retire(done);
+  }
   template <class K, class V>
   void append(const step& begun, std::uint32_t layer, const rows_view<K>& k, const rows_view<V>& v) {
     const place p = checked(layer);
@@ -232,7 +258,8 @@ class cache : public detail::cache_calls<typename Policies::eviction> {
   template <std::size_t... Index>
   cache(options chosen, block_manager_options bookkeeping, std::index_sequence<Index...>)
       : calls(sized(bookkeeping, chosen.blocks,
-                    std::array{layer_group{tokens<Groups>(chosen.groups[Index]), chosen.groups[Index].window}...})),
+                    std::array{layer_group{tokens<Groups>(chosen.groups[Index]), chosen.groups[Index].window,
+                                           chosen.groups[Index].tail_blocks, chosen.groups[Index].wide_tokens}...})),
         footprints_{
             group_storage<Groups>::footprint_of(chosen.groups[Index].shape, storage_options_of(chosen, Index))...},
         memory_(std::move(chosen.memory), (std::uint64_t{chosen.blocks} + 1) * block_bytes() + tail_bytes(group_count)),

@@ -15,6 +15,7 @@ namespace kvcache {
 /// Outcomes that a caller handles. A call that fails with one of these has changed nothing.
 enum class errc : std::uint8_t {
   out_of_blocks,  ///< value: blocks needed, limit: blocks available
+  out_of_tail_blocks,  ///< value: blocks of a tail pool needed, limit: blocks of it available
   exceeds_pool,   ///< value: blocks needed, limit: blocks in the pool; waiting cannot help
   stale_id,       ///< value: a sequence's index, a step's stamp or a block; limit: generation or stamp now, or 0
   beyond_length,  ///< value: tokens or entries asked for, limit: how many are there or possible
@@ -31,6 +32,7 @@ enum class errc : std::uint8_t {
 [[nodiscard]] constexpr const char* name(errc code) noexcept {
   switch (code) {
     case errc::out_of_blocks: return "out_of_blocks";
+    case errc::out_of_tail_blocks: return "out_of_tail_blocks";
     case errc::exceeds_pool: return "exceeds_pool";
     case errc::stale_id: return "stale_id";
     case errc::beyond_length: return "beyond_length";
@@ -62,6 +64,9 @@ struct failure {
     case errc::out_of_blocks:
       return "out of blocks: " + value + " needed, " + limit +
              " available; retire steps, close or preempt a sequence, then try again";
+    case errc::out_of_tail_blocks:
+      return "out of tail blocks: " + value + " needed, " + limit +
+             " available; retire steps, compute fewer tokens in a step, or make the tail pool larger (tail_blocks_for)";
     case errc::exceeds_pool:
       return "larger than the pool: " + value + " blocks needed, the pool has " + limit +
              "; shorten the request or make the pool larger";

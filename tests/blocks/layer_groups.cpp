@@ -14,18 +14,18 @@ using kvcache::want;
 
 TEST_CASE("Layer groups: a prefix's length is a multiple of what all block sizes divide") {
   const std::array some{layer_group{4}, layer_group{6}, layer_group{16}};
-  const kvcache::layer_groups groups(some, 99);
+  const kvcache::layer_groups groups(some, {99});
   CHECK(groups.size() == 3);
   CHECK(groups.stride() == 48);
   CHECK(groups.largest() == 16);
   CHECK(groups.blocks_for(1, 13) == 3);
   CHECK(groups.blocks_for(13) == 4 + 3 + 1);
-  const kvcache::layer_groups one({}, 32);
+  const kvcache::layer_groups one({}, {32});
   CHECK(one.size() == 1);
   CHECK(one.stride() == 32);
   // Larger than any length, and still counted right.
   const std::array coprime{layer_group{4'000'000'007u}, layer_group{4'000'000'009u}, layer_group{3'999'999'979u}};
-  CHECK(kvcache::layer_groups(coprime, 16).stride() == kvcache::max_length + 1);
+  CHECK(kvcache::layer_groups(coprime, {16}).stride() == kvcache::max_length + 1);
 }
 
 TEST_CASE("Layer groups each have their table, slots and arrays; open fills one after the other") {

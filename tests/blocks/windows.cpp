@@ -57,7 +57,7 @@ TEST_CASE("V19 a window of 4 over blocks of 2 gives back blocks as the sequence 
       {{0, 0}, {1, 0}, {2, 0}, {3, 0}, {4, 0}, {5, 1}, {6, 1}, {7, 2}, {11, 4}}};
   for (const auto& [tokens, blocks] : released) {
     CAPTURE(tokens);
-    CHECK(kvcache::layer_groups(groups, 2).first_needed(0, tokens) == blocks);
+    CHECK(kvcache::layer_groups(groups, {2}).first_needed(0, tokens) == blocks);
     manager m({.blocks = 20, .layer_groups = groups});
     const text content = words(1, 12);
     const auto s = m.open({.content = content})->sequence;

@@ -26,8 +26,15 @@ using small_f32 = with<4, float, float, kvcache::nhd>;
 using plain_f16 = with<16, kvcache::f16, kvcache::f16, kvcache::hnd>;
 using mixed = with<kvcache::dynamic, kvcache::bf16, float, kvcache::nhd>;
 
-// The outputs are weighted means of values below 2, summed in f32.
-constexpr double tolerance = 2e-6 * 2;
+using fp8 = with<16, kvcache::fp8_e4m3, kvcache::fp8_e5m2, kvcache::nhd>;
+using int8 = with<kvcache::dynamic, kvcache::int8_per_token, kvcache::rotated<kvcache::int8_per_token>, kvcache::hnd>;
+using int4 = with<16, kvcache::rotated<kvcache::int4_grouped<32>>, kvcache::int4_grouped_asymmetric<32>, kvcache::nhd>;
+using sealed_int8 = with<4, kvcache::int8_per_channel, kvcache::int8_per_channel, kvcache::nhd>;
+using sealed_int4 = with<kvcache::dynamic, kvcache::int4_per_channel, kvcache::int4_grouped<64>, kvcache::hnd>;
+using half_sealed = with<16, kvcache::f16, kvcache::rotated<kvcache::int8_per_channel>, kvcache::nhd>;
+
+using kvcache_test::some_blocks;
+using kvcache_test::tolerance;
 
 std::vector<std::int32_t> numbers(std::int32_t first, std::size_t count) {
   std::vector<std::int32_t> v(count);
@@ -35,40 +42,35 @@ std::vector<std::int32_t> numbers(std::int32_t first, std::size_t count) {
   return v;
 }
 
-template <class Policies>
-std::uint32_t run_time_block_size() {
-  return Policies::block_size == kvcache::dynamic ? 7 : 0;
-}
-
 }  // namespace
 
 TEMPLATE_TEST_CASE("a prompt gives the same in one piece, in chunks, and from the cache", "", small_f32, plain_f16,
-                   mixed) {
-  kvcache_test::toy_engine<TestType> engine({.blocks = 64, .block_size = run_time_block_size<TestType>()});
+                   mixed, fp8, int8, int4, sealed_int8, sealed_int4, half_sealed) {
+  kvcache_test::toy_engine<TestType> engine(some_blocks<TestType>(64));
   const auto prompt = numbers(100, 61);
 
   auto whole = engine.open(prompt);
   engine.run({&whole});
-  CHECK(engine.error(whole) <= tolerance);
+  CHECK(engine.error(whole) <= tolerance<TestType>);
   engine.close(whole);
 
   auto again = engine.open(prompt);
   const std::uint32_t size = engine.cache.block_size();
   CHECK(again.computed == 60 / size * size);
   engine.run({&again});
-  CHECK(engine.error(again) <= tolerance);
+  CHECK(engine.error(again) <= tolerance<TestType>);
 
   auto other = engine.open(numbers(101, 61));
   CHECK(other.computed == 0);
   while (other.computed < 61) {
     engine.run({&other}, 9);
-    CHECK(engine.error(other) <= tolerance);
+    CHECK(engine.error(other) <= tolerance<TestType>);
   }
 }
 
 TEMPLATE_TEST_CASE("R10 forks diverge from the middle of a block and keep their own tokens", "", small_f32, plain_f16,
-                   mixed) {
-  kvcache_test::toy_engine<TestType> engine({.blocks = 64, .block_size = run_time_block_size<TestType>()});
+                   mixed, fp8, int8, int4, sealed_int8, sealed_int4, half_sealed) {
+  kvcache_test::toy_engine<TestType> engine(some_blocks<TestType>(64));
   auto first = engine.open(numbers(0, 30));
   engine.run({&first});
   auto second = engine.fork(first, 30);
@@ -78,21 +80,21 @@ TEMPLATE_TEST_CASE("R10 forks diverge from the middle of a block and keep their 
     second.tokens.push_back(2000 + turn);
     third.tokens.push_back(3000 + turn);
     engine.run({&second, &first, &third});
-    CHECK(engine.error(first) <= tolerance);
-    CHECK(engine.error(second) <= tolerance);
-    CHECK(engine.error(third) <= tolerance);
+    CHECK(engine.error(first) <= tolerance<TestType>);
+    CHECK(engine.error(second) <= tolerance<TestType>);
+    CHECK(engine.error(third) <= tolerance<TestType>);
   }
   engine.truncate(second, 23);
   second.tokens.push_back(7);
   first.tokens.push_back(8);
   engine.run({&first, &second});
-  CHECK(engine.error(first) <= tolerance);
-  CHECK(engine.error(second) <= tolerance);
+  CHECK(engine.error(first) <= tolerance<TestType>);
+  CHECK(engine.error(second) <= tolerance<TestType>);
 }
 
 TEMPLATE_TEST_CASE("random opens, forks, cuts and closes never show a sequence foreign KV", "", small_f32, plain_f16,
-                   mixed) {
-  kvcache_test::toy_engine<TestType> engine({.blocks = 100, .block_size = run_time_block_size<TestType>()});
+                   mixed, fp8, int8, int4, sealed_int8, sealed_int4, half_sealed) {
+  kvcache_test::toy_engine<TestType> engine(some_blocks<TestType>(100));
   using sequence = typename kvcache_test::toy_engine<TestType>::sequence;
   const std::uint32_t seed = 20261129;
   INFO("seed " << seed);
@@ -141,7 +143,7 @@ TEMPLATE_TEST_CASE("random opens, forks, cuts and closes never show a sequence f
         if (batch.empty()) break;
         engine.run(batch, 1 + below(40));
         ++steps;
-        for (const sequence* s : batch) CHECK(engine.error(*s) <= tolerance);
+        for (const sequence* s : batch) CHECK(engine.error(*s) <= tolerance<TestType>);
       }
     }
     REQUIRE(engine.cache.manager().counts().capacity() == 100);
@@ -161,10 +163,10 @@ TEST_CASE("R16 what a block held before never reaches an output") {
                                   kvcache::rows_view<const float>(nan.data(), 24, 2, 80), slots);
   auto s = engine.open(numbers(5, 9));
   engine.run({&s});
-  CHECK(engine.error(s) <= tolerance);
+  CHECK(engine.error(s) <= tolerance<small_f32>);
   s.tokens.push_back(3);
   engine.run({&s});
-  CHECK(engine.error(s) <= tolerance);
+  CHECK(engine.error(s) <= tolerance<small_f32>);
 }
 
 TEST_CASE("a refused step leaves the cache as it was, and the sequences go on") {
@@ -179,7 +181,7 @@ TEST_CASE("a refused step leaves the cache as it was, and the sequences go on") 
   CHECK(engine.cache.manager().counts() == before);
   s.tokens.push_back(1);
   engine.run({&s});
-  CHECK(engine.error(s) <= tolerance);
+  CHECK(engine.error(s) <= tolerance<small_f32>);
 }
 
 TEST_CASE("impossible geometries and pools are refused in one sentence") {
@@ -222,6 +224,6 @@ TEST_CASE("a cache takes its bytes from the allocator it is given") {
   auto b = huge.open(numbers(0, 30));
   file.run({&a}, 11);
   huge.run({&b}, 11);
-  CHECK(file.error(a) <= tolerance);
-  CHECK(huge.error(b) <= tolerance);
+  CHECK(file.error(a) <= tolerance<small_f32>);
+  CHECK(huge.error(b) <= tolerance<small_f32>);
 }

@@ -48,8 +48,16 @@ class toy_model {
     }
   };
 
+  template <class T>
+  [[nodiscard]] static double rounded(float x) {
+    if constexpr (kvcache::element<T>)
+      return static_cast<double>(kvcache::to_float(kvcache::from_float<T>(x)));
+    else
+      return static_cast<double>(x);
+  }
+
   /// The attention output of the last layer for the newest `count` tokens, computed from scratch over contiguous KV in
-  /// double precision, with K and V rounded to the stored types.
+  /// double precision, with K and V rounded to the stored types where these are element types.
   template <class K, class V>
   [[nodiscard]] static std::vector<double> expected(const std::vector<std::int32_t>& tokens, std::uint32_t count) {
     const auto length = static_cast<std::uint32_t>(tokens.size());
@@ -65,20 +73,38 @@ class toy_model {
           double dot = 0;
           for (std::uint32_t d = 0; d < head_dim; ++d)
             dot += static_cast<double>(all.queries().at(row, head)[d]) *
-                   kvcache::to_float(kvcache::from_float<K>(all.keys().at(t, kv_head)[d]));
+                   rounded<K>(all.keys().at(t, kv_head)[d]);
           weights.push_back(std::exp(dot / std::sqrt(static_cast<double>(head_dim))));
           total += weights.back();
         }
         for (std::uint32_t d = 0; d < head_dim_v; ++d) {
           double sum = 0;
           for (std::uint32_t t = 0; t <= row; ++t)
-            sum += weights[t] * kvcache::to_float(kvcache::from_float<V>(all.values().at(t, kv_head)[d]));
+            sum += weights[t] * rounded<V>(all.values().at(t, kv_head)[d]);
           out.push_back(sum / total);
         }
       }
     return out;
   }
 };
+
+/// How far an output may be from one computed from scratch. Outputs are weighted means of values below 2, summed in
+/// f32; with formats, each K and V is off by up to half a step of its scale, and logits by what keys are off.
+template <class Policies>
+inline constexpr double tolerance = [] {
+  using dtype = typename Policies::dtype;
+  if (kvcache::element<typename dtype::k> && kvcache::element<typename dtype::v>) return 4e-6;
+  return kvcache::dtype_traits<typename dtype::k>::bits >= 8 && kvcache::dtype_traits<typename dtype::v>::bits >= 8 ? 0.04
+                                                                                                                  : 0.5;
+}();
+
+/// What a cache of `blocks` blocks is made with; `size` where the policy leaves it open.
+template <class Policies>
+typename kvcache::cache<Policies>::options some_blocks(std::uint32_t blocks, std::uint32_t size = 7) {
+  return {.blocks = blocks,
+          .block_size = Policies::block_size == kvcache::dynamic ? size : 0,
+          .tail_blocks = kvcache::storage<Policies>::seals_blocks ? 80u : 0u};
+}
 
 /// An engine in little: feeds tokens of several sequences through a cache and keeps what attention answered.
 template <class Policies>

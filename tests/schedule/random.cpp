@@ -115,7 +115,7 @@ class driver {
     const bool salted = pick(6) == 0;
     const auto priority = static_cast<std::int32_t>(pick(load_.priorities));
     const std::uint32_t drafts = load_.drafts == 0 ? 0 : pick(load_.drafts + 1);
-    const kvcache::layer_groups groups(load_.groups, load_.block_size);
+    const kvcache::layer_groups groups(load_.groups, {load_.block_size});
     std::uint64_t needed = 0;
     for (std::uint32_t g = 0; g < groups.size(); ++g)
       needed += groups.most_blocks(g, positions, load_.options.step_tokens);

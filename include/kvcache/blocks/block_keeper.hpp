@@ -8,6 +8,7 @@
 #include <kvcache/blocks/prefix_index.hpp>
 #include <kvcache/blocks/requests.hpp>
 #include <kvcache/blocks/step_queue.hpp>
+#include <kvcache/blocks/tail_pools.hpp>
 #include <kvcache/blocks/time_to_live.hpp>
 #include <kvcache/concepts.hpp>
 #include <kvcache/detail/span_of.hpp>
@@ -34,8 +35,10 @@ class block_keeper {
 
  public:
   explicit block_keeper(const block_manager_options& options)
-      : groups(options.layer_groups, options.block_size),
+      : groups(options.layer_groups,
+               {.block_size = options.block_size, .tail_blocks = options.tail_blocks, .wide_tokens = options.wide_tokens}),
         pool(options.blocks),
+        tails(groups, options.blocks),
         index(options.blocks, groups, options.hash_bits),
         steps(groups),
         uses(std::size_t{options.blocks} + 1),
@@ -51,6 +54,7 @@ class block_keeper {
 
   const layer_groups groups;
   block_pool pool;
+  tail_pools<Eviction> tails;
   prefix_index index;
   step_queue<Eviction> steps;
   std::vector<block_use> uses;  // by block
@@ -77,7 +81,7 @@ class block_keeper {
       erase_evicted(leaf);
       lives_.forget(leaf);
       index.erase(leaf);
-      pool.put_back(leaf, block_state::free);
+      set_free(leaf);
     }
     events_.cleared();
   }
@@ -105,7 +109,7 @@ class block_keeper {
   void free_unused(block_id block) noexcept {
     const bool last = pool.drop_reference(block);
     KVCACHE_ASSERT(last, "a block of an unaccepted step has a second holder");
-    if (last) pool.put_back(block, block_state::free);
+    if (last) set_free(block);
   }
 
   void add_holder(block_id block) noexcept {
@@ -113,6 +117,7 @@ class block_keeper {
     if (state == block_state::evictable) {
       policy_.erase(block);
       lives_.stop(block);
+      tails.wake(block);
       index.activate(block);
     } else if (state == block_state::held) {
       places_[block].place = 0;
@@ -190,12 +195,13 @@ class block_keeper {
 
   /// Unkeyed blocks of one batch go in front of all others, the first that was let go at the very front.
   void flush() noexcept {
-    for (std::size_t i = unkeyed_.size(); i-- > 0;) pool.put_back(unkeyed_[i], block_state::free);
+    for (std::size_t i = unkeyed_.size(); i-- > 0;) set_free(unkeyed_[i]);
     unkeyed_.clear();
   }
 
   /// The blocks of a step that ended go back batch by batch, as they would have when they were let go.
   void release_held(step_record& ended) noexcept {
+    tails.release(ended.sealed);
     take_held(ended.held, ended.number, places_, [&](block_id block, bool first) {
       if (first) flush();
       settle(block);
@@ -205,6 +211,8 @@ class block_keeper {
 
   /// The blocks of a step that was dropped wait for the step before it: that one may use them too.
   void pass_held(step_record& dropped, step_record& before) noexcept {
+    for (const block_seal& s : dropped.sealed) before.sealed.push_back(s);
+    dropped.sealed.clear();
     take_held(dropped.held, dropped.number, places_,
               [&](block_id block, bool first) { hold(before.held, before.number, places_, block, first); });
   }
@@ -232,6 +240,10 @@ class block_keeper {
     return options.events;
   }
 
+  void set_free(block_id block) noexcept {
+    tails.drop(block);
+    pool.put_back(block, block_state::free);
+  }
   void drop_key(block_id block) noexcept {
     if (events_.enabled()) events_.removed(event_of(block));
     index.erase(block);
@@ -257,7 +269,7 @@ class block_keeper {
   void evict(block_id leaf) noexcept {
     erase_evicted(leaf);
     drop_key(leaf);
-    pool.put_back(leaf, block_state::free);
+    set_free(leaf);
     ++evicted;
   }
   void erase_evicted(block_id leaf) noexcept {
@@ -299,6 +311,7 @@ class block_keeper {
       }
       if (index.active_children(block) != 0) return;
       pool.put_back(block, block_state::evictable);
+      tails.rest(block);
       policy_.insert(block);
       lives_.start(block, now_);
       block = index.deactivate(block);

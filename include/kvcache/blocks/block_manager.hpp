@@ -13,6 +13,7 @@
 #include <kvcache/error.hpp>
 #include <kvcache/eviction/lru.hpp>
 #include <kvcache/fwd.hpp>
+#include <kvcache/transfer.hpp>
 #include <kvcache/types.hpp>
 #include <kvcache/views.hpp>
 
@@ -151,7 +152,7 @@ class block_manager {
   /// Makes room for the next `tokens` tokens of every want, in their order, assuming that earlier steps are accepted
   /// in full; a tail block that others hold, or that a step in flight of others may touch, is replaced by a copy.
   /// stale_id. duplicate_id: a sequence named twice. beyond_length: a length that 32 bits do not hold. exceeds_pool:
-  /// a sequence that the pool can never hold. out_of_blocks: not now.
+  /// a sequence that the pool can never hold. out_of_blocks, out_of_tail_blocks: not now.
   /// O(wants + blocks in their tables + tokens).
   result<step> begin(std::span<const want> wants) noexcept {
     const auto begun = steps_.begin(wants);
@@ -164,6 +165,13 @@ class block_manager {
   [[nodiscard]] result<std::uint64_t> blocks_needed(std::span<const want> wants) const noexcept {
     return steps_.blocks_needed(wants);
   }
+
+  /// Blocks of the tail pool that accepted steps have filled, in the order in which they are to be quantised: before
+  /// the next step's work begins and before anything else reads them. Valid until a step is accepted. O(1).
+  [[nodiscard]] std::span<const block_seal> seals() const noexcept { return blocks_.tails.pending(); }
+  /// All of them are carried out. Their places in the tail pool are free when the steps are over that may use them.
+  /// O(seals).
+  void sealed() noexcept { blocks_.tails.sealed(); }
 
   /// Ends a step whose work is done, and all earlier ones: blocks released meanwhile become free or evictable. The
   /// handle is empty afterwards.
@@ -214,9 +222,20 @@ class block_manager {
     const std::uint64_t end = std::uint64_t{first} + out.size();
     const std::uint64_t there = std::uint64_t{blocks->size()} * block_size(layer_group);
     if (end > there) return failure{errc::beyond_length, end, there};
-    map_slots(*blocks, block_size(layer_group), first, out);
+    const std::uint32_t size = block_size(layer_group);
+    for (std::size_t done = 0; done < out.size();) {
+      const std::uint32_t token = first + static_cast<std::uint32_t>(done);
+      const std::size_t rest = size - token % size;
+      const std::size_t count = out.size() - done < rest ? out.size() - done : rest;
+      const block_id entry = table_entry((*blocks)[token / size]);
+      map_slots({&entry, 1}, size, token % size, out.subspan(done, count));
+      done += count;
+    }
     return {};
   }
+  /// What stands for a block in the tables of a step that begins now: the block, or its place in the tail pool with
+  /// tail_bit set. Precondition: block <= capacity(). O(1).
+  [[nodiscard]] block_id table_entry(block_id block) const noexcept { return blocks_.tails.entry(block); }
 
   /// What changed of what is cached: stored, removed, cleared. See block_manager_options::events.
   [[nodiscard]] const event_log& events() const noexcept { return blocks_.events(); }
@@ -250,6 +269,18 @@ class block_manager {
   /// Whether a query sees only the newest tokens in one layer group.
   [[nodiscard]] bool windowed(std::uint32_t layer_group = 0) const noexcept {
     return blocks_.groups.windowed(layer_group);
+  }
+  /// Blocks of the tail pool of one layer group; 0: its blocks are not sealed.
+  [[nodiscard]] std::uint32_t tail_blocks(std::uint32_t layer_group = 0) const noexcept {
+    return blocks_.groups.tail_blocks(layer_group);
+  }
+  /// Those that a step can draw on.
+  [[nodiscard]] std::uint32_t tail_blocks_available(std::uint32_t layer_group = 0) const noexcept {
+    return tail_blocks(layer_group) == 0 ? 0 : blocks_.tails.available(layer_group);
+  }
+  /// First blocks of each sequence that stay in the tail pool.
+  [[nodiscard]] std::uint64_t wide_blocks(std::uint32_t layer_group = 0) const noexcept {
+    return blocks_.groups.wide_blocks(layer_group);
   }
   /// As block_manager_options::partial_reuse.
   [[nodiscard]] bool partial_reuse() const noexcept { return blocks_.partial_reuse; }

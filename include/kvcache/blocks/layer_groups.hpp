@@ -20,7 +20,23 @@ struct layer_group {
 
   std::uint32_t block_size = 16;  ///< tokens in a block
   std::uint32_t window = full;    ///< newest tokens that a query sees, its own included; full: all of them
+  /// Blocks of the tail pool, where the dtype seals whole blocks; 0 where it does not. See tail_blocks_for.
+  std::uint32_t tail_blocks = 0;
+  /// First tokens of each sequence that stay at 16 bits, rounded up to blocks, for as long as a sequence holds them;
+  /// after that, until their place in the tail pool is needed.
+  std::uint32_t wide_tokens = 0;
 };
+
+/// Blocks of a tail pool that suffice for so many sequences at once where a step computes at most `step_tokens` tokens:
+/// each sequence has a block that is not full, one more that a step goes on to and its first ones, and the blocks that a
+/// step fills wait there until it is over.
+[[nodiscard]] constexpr std::uint64_t tail_blocks_for(std::uint64_t sequences, std::uint64_t step_tokens,
+                                                      std::uint32_t block_size, std::uint32_t steps_in_flight = 1,
+                                                      std::uint32_t wide_tokens = 0) noexcept {
+  KVCACHE_ASSERT(block_size > 0 && steps_in_flight > 0, "tail_blocks_for: no block size, or no step in flight");
+  const std::uint64_t wide = (std::uint64_t{wide_tokens} + block_size - 1) / block_size;
+  return sequences * (1 + wide) + (2 * std::uint64_t{steps_in_flight} - 1) * (step_tokens / block_size + sequences);
+}
 
 namespace detail {
 
@@ -56,10 +72,10 @@ inline constexpr std::uint64_t max_length = (std::numeric_limits<std::uint32_t>:
 /// so its length is a multiple of what all block sizes divide.
 class layer_groups {
  public:
-  /// No groups given: one of `block_size`. Raises invalid_argument on a block size or window of 0.
-  layer_groups(std::span<const layer_group> groups, std::uint32_t block_size) {
+  /// No groups given: `only`. Raises invalid_argument on a block size or window of 0, and on tail blocks that cannot be.
+  layer_groups(std::span<const layer_group> groups, const layer_group& only) {
     if (groups.empty())
-      groups_.push_back({{block_size}, detail::divisor(block_size)});
+      groups_.push_back({only, detail::divisor(only.block_size)});
     else
       for (const layer_group& g : groups) groups_.push_back({g, detail::divisor(g.block_size)});
     for (std::size_t i = 0; i < groups_.size(); ++i) {
@@ -67,6 +83,11 @@ class layer_groups {
       if (e.group.block_size == 0) refuse(i, "block size 0, at least 1 needed; give the tokens that a block holds");
       if (e.group.window == 0)
         refuse(i, "window 0, at least 1 needed; a query sees its own token, and layer_group::full is for all");
+      if (e.group.tail_blocks > max_blocks)
+        refuse(i, "more tail blocks than the 2147483646 that a table can name; see tail_blocks_for");
+      if (e.group.tail_blocks == 0 && e.group.wide_tokens != 0)
+        refuse(i, "first tokens at 16 bits, but no tail pool that they could lie in; set tail_blocks, or wide_tokens to 0");
+      any_sealed_ = any_sealed_ || e.group.tail_blocks != 0;
       if (e.group.block_size > largest_) largest_ = e.group.block_size;
       // A stride longer than any sequence is as good as any other such stride.
       const std::uint64_t common = stride_ / std::gcd(stride_, std::uint64_t{e.group.block_size});
@@ -90,6 +111,15 @@ class layer_groups {
     return at(layer_group_index).group.window;
   }
   [[nodiscard]] bool any_windowed() const noexcept { return any_windowed_; }
+  /// Blocks of a group's tail pool; 0: its blocks are not sealed.
+  [[nodiscard]] std::uint32_t tail_blocks(std::uint32_t layer_group_index) const noexcept {
+    return at(layer_group_index).group.tail_blocks;
+  }
+  /// First blocks of a sequence that stay in the tail pool.
+  [[nodiscard]] std::uint64_t wide_blocks(std::uint32_t layer_group_index) const noexcept {
+    return blocks_for(layer_group_index, at(layer_group_index).group.wide_tokens);
+  }
+  [[nodiscard]] bool any_sealed() const noexcept { return any_sealed_; }
   /// The largest block size.
   [[nodiscard]] std::uint32_t largest() const noexcept { return largest_; }
   /// Least common multiple of the block sizes.
@@ -170,6 +200,7 @@ class layer_groups {
   std::vector<entry> groups_;
   std::vector<detail::divisor> chains_;  // block sizes
   bool any_windowed_ = false;
+  bool any_sealed_ = false;
   std::uint32_t largest_ = 0;
   std::uint64_t stride_ = 1;
 };

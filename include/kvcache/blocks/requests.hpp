@@ -18,6 +18,8 @@ namespace kvcache {
 struct block_manager_options {
   std::uint32_t blocks = 0;  ///< blocks that tokens can use; the null block comes on top
   std::uint32_t block_size = 16;
+  std::uint32_t tail_blocks = 0;  ///< as those of layer_group, where there is but one
+  std::uint32_t wide_tokens = 0;
   std::span<const layer_group> layer_groups = {};  ///< none: one group of `block_size`, for a uniform model
   /// Tokens that a unit of content stands for. Only policies that weigh requests by their length look at it. For a
   /// caller who has one fingerprint for many tokens, and counts sizes and lengths in those.

@@ -37,6 +37,12 @@ struct step_record {
     bool borrowed = false;  // the sequence's tail was another's
     bool spare = false;     // the copy lies in a block that the sequence held for it
   };
+  // A block that was given a place in the tail pool, for rolling back.
+  struct tail_gift {
+    std::uint32_t row = 0;
+    std::uint32_t group = 0;
+    block_id block = null_block;
+  };
   // A copy of one sequence's table, which is brought up to date when the record is used again.
   struct table_copy {
     std::uint32_t changes = 0;  // of the sequence, when the copy was up to date
@@ -45,6 +51,7 @@ struct step_record {
     std::uint32_t room = 0;
     std::uint32_t count = 0;
     std::uint32_t first = 0;
+    std::uint32_t settled = 0;  // entries before this one stay as they are when blocks are sealed
     std::uint32_t tail = ~0u;  // an entry, and the slot that token 0 would have if all before lay in front of it
     slot_id tail_slot = 0;
   };
@@ -69,6 +76,8 @@ struct step_record {
   std::vector<group_arrays> groups;
   std::vector<block_copy> copies;
   std::vector<replacement> replacements;
+  std::vector<tail_gift> tail_gifts;
+  std::vector<block_seal> sealed;  // their places in the tail pool are in use until the step is over
   std::vector<block_id> held;    // released while the step may still touch them; see held_list in block_use.hpp
   std::uint64_t held_batch = 0;  // the call whose blocks were held last
 };

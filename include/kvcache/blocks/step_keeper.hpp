@@ -101,6 +101,7 @@ class step_keeper final : public step_owner {
           return before > filled ? before : filled;
         });
       }
+      if (blocks_.tails.any()) seal_full(*s, r.rows[i].start);
       if (groups().any_windowed()) sequences_.release_behind(*s, r.rows[i].start);
     }
     r.accepted = true;
@@ -177,6 +178,7 @@ class step_keeper final : public step_owner {
     std::uint64_t tokens = 0;
     tails_.assign(wants.size() * group_count, tail_action::write_in_place);
     resize(named_, wants.size());
+    tails_needed_.assign(group_count, 0);
     ++calls_;
     tail_action* action = tails_.data();
     sequence_state** named = named_.data();
@@ -200,24 +202,37 @@ class step_keeper final : public step_owner {
         const std::uint64_t held = s->held[g].table.size();
         total += blocks - groups().first_needed(g, s->begun);
         if (blocks > held) needed += blocks - held;
+        if (w.tokens != 0 && blocks_.tails.uses(g)) count_tails(*s, g, blocks);
         if (s->owns_tail || w.tokens == 0 || groups().offset_in_block(g, s->begun) == 0) continue;
         const block_id tail = tail_of(*s, g);
         const std::uint32_t filled = groups().offset_in_block(g, s->begun);
         if (!writes_in_place(tail, filled)) {
           *action = s->borrowed && held > blocks ? tail_action::copy_to_spare : tail_action::copy;
           needed += *action == tail_action::copy;
+          if (blocks_.tails.has(tail)) ++tails_needed_[g];  // the copy's
           ++marks_[tail].copies;
           if (filled > marks_[tail].needed) marks_[tail].needed = filled;
           if (steps.in_flight(s->last_step)) marks_[tail].copier_in_flight = true;
           marked_.push_back(tail);
         } else if (s->borrowed) {
+          if (blocks_.tails.has(tail)) ++tails_needed_[g];
           *action = held > blocks ? tail_action::copy_to_spare : tail_action::copy_if_room;
           optional += *action == tail_action::copy_if_room;
         }
       }
       if (total > blocks_.pool.capacity()) return failure{errc::exceeds_pool, total, blocks_.pool.capacity()};
     }
+    for (std::uint32_t g = 0; blocks_.tails.any() && g < group_count; ++g)
+      if (tails_needed_[g] > blocks_.tails.available(g))
+        return failure{errc::out_of_tail_blocks, tails_needed_[g], blocks_.tails.available(g)};
     return {};
+  }
+  /// Places in the tail pool for the blocks that a sequence writes into, the first `blocks` of its table being there
+  /// then.
+  void count_tails(const sequence_state& s, std::uint32_t group, std::uint64_t blocks) const noexcept {
+    const std::vector<block_id>& table = s.held[group].table;
+    for (std::uint64_t i = groups().block_of(group, s.begun); i < blocks; ++i)
+      tails_needed_[group] += i >= table.size() || !blocks_.tails.has(table[i]);
   }
 
   /// Blocks for a row of a step, as count_wants counted them.
@@ -242,7 +257,10 @@ class step_keeper final : public step_owner {
       const std::uint64_t end = std::uint64_t{start} + tokens;
       const std::uint64_t blocks = groups().blocks_for(g, end);
       while (table.size() < blocks) table.push_back(blocks_.allocate());
-      const std::uint64_t after = std::uint64_t{table.size()} * groups().block_size(g) - end;
+      if (blocks_.tails.uses(g)) give_tails(r, row, g, s, blocks);
+      // Blocks that are held beyond these have no place in the tail pool yet.
+      const std::uint64_t there = blocks_.tails.uses(g) ? blocks : table.size();
+      const std::uint64_t after = there * groups().block_size(g) - end;
       if (after < room) room = after;
     }
     r.rows[row].grew = true;
@@ -250,6 +268,29 @@ class step_keeper final : public step_owner {
     s.changed(static_cast<std::uint32_t>(room));
     s.borrowed = false;
     s.owns_tail = true;
+  }
+
+  /// Places in the tail pool for the blocks that a row writes into; a sealed one is reopened.
+  void give_tails(step_record& r, std::uint32_t row, std::uint32_t group, sequence_state& s,
+                  std::uint64_t blocks) noexcept {
+    const std::uint32_t start = r.rows[row].start;
+    const std::uint64_t first = groups().block_of(group, start);
+    const std::uint32_t filled = groups().offset_in_block(group, start);
+    for (std::uint64_t i = first; i < blocks; ++i) {
+      const block_id block = s.held[group].table[i];
+      if (blocks_.tails.has(block)) {
+        blocks_.tails.reopen(block);
+        continue;
+      }
+      give_tail(r, row, group, block);
+      if (i != first || filled == 0) continue;
+      r.copies.push_back({group, block, blocks_.tails.entry(block), filled});
+      ++s.held[group].version;
+    }
+  }
+  void give_tail(step_record& r, std::uint32_t row, std::uint32_t group, block_id block) noexcept {
+    blocks_.tails.give(block, group);
+    r.tail_gifts.push_back({row, group, block});
   }
 
   /// Replaces the tail block of a table by one for a copy of the tokens in it: the last of the table, or a new one.
@@ -266,8 +307,27 @@ class step_keeper final : public step_owner {
     } else {
       entry = blocks_.allocate();
     }
-    r.copies.push_back({group, source, entry, groups().offset_in_block(group, r.rows[row].start)});
+    if (blocks_.tails.uses(group)) give_tail(r, row, group, entry);
+    r.copies.push_back({group, blocks_.tails.entry(source), blocks_.tails.entry(entry),
+                        groups().offset_in_block(group, r.rows[row].start)});
     blocks_.let_go(source, 0);  // copied_in names this step, which ends after all earlier ones of the sequence
+  }
+
+  /// The blocks of a sequence that became full of accepted tokens after the first `start` are to be sealed. The newest
+  /// step may have been begun before that, and read them where they lie.
+  void seal_full(sequence_state& s, std::uint32_t start) noexcept {
+    bool any = false;
+    for (std::uint32_t g = 0; g < groups().size(); ++g) {
+      if (!blocks_.tails.uses(g)) continue;
+      const std::uint64_t end = groups().block_of(g, s.length);
+      for (std::uint64_t i = groups().block_of(g, start); i < end; ++i) {
+        const block_id block = s.held[g].table[i];
+        if (!blocks_.tails.has(block)) continue;
+        blocks_.tails.seal(block, i < groups().wide_blocks(g), blocks_.steps.open().back()->sealed);
+        any = true;
+      }
+    }
+    if (any) s.changed(s.room);
   }
 
   /// Fills the arrays that the step's views show.
@@ -320,26 +380,36 @@ class step_keeper final : public step_owner {
   }
 
   /// The record's copy of a table, of which the first `used` entries are brought up to date.
-  static step_record::table_copy& copy_of(step_record::group_arrays& arrays, const sequence_state& s,
-                                          std::uint32_t group, std::uint32_t index, std::uint32_t used) noexcept {
+  step_record::table_copy& copy_of(step_record::group_arrays& arrays, const sequence_state& s, std::uint32_t group,
+                                   std::uint32_t index, std::uint32_t used) const noexcept {
     if (index >= arrays.copies.size()) arrays.copies.resize(std::size_t{index} + 1 + index / 2);
     step_record::table_copy& copy = arrays.copies[index];
     if (copy.changes == s.changes && used <= copy.count) return copy;
     const held_blocks& held = s.held[group];
-    if (copy.version != held.version) copy.count = copy.first = 0;
+    if (copy.version != held.version) copy.count = copy.first = copy.settled = 0;
+    if (copy.settled < copy.count) copy.count = copy.settled;
     copy.version = held.version;
     copy.changes = s.changes;
     copy.tail = ~0u;
     if (used > copy.room) {
       copy.room = 2 * used;
       copy.begin = static_cast<std::uint32_t>(arrays.blocks.size());
-      copy.count = copy.first = 0;
+      copy.count = copy.first = copy.settled = 0;
       resize(arrays.blocks, arrays.blocks.size() + copy.room);
     }
     block_id* const to = arrays.blocks.data() + copy.begin;
     for (; copy.first < held.first && copy.first < copy.count; ++copy.first) to[copy.first] = null_block;
     if (copy.first < held.first) copy.first = held.first;
-    for (; copy.count < used; ++copy.count) to[copy.count] = held.table[copy.count];
+    if (!blocks_.tails.uses(group)) {
+      for (; copy.count < used; ++copy.count) to[copy.count] = held.table[copy.count];
+      copy.settled = copy.count;
+      return copy;
+    }
+    for (; copy.count < used; ++copy.count) {
+      const block_id block = held.table[copy.count];
+      to[copy.count] = blocks_.tails.entry(block);
+      if (copy.settled == copy.count && (!blocks_.tails.has(block) || blocks_.tails.kept(block))) ++copy.settled;
+    }
     return copy;
   }
   /// Lays out the copies of one group anew, with those of the step alone.
@@ -366,6 +436,7 @@ class step_keeper final : public step_owner {
   void roll_back_row(step_record& r, std::size_t i) noexcept {
     const step_record::row& row = r.rows[i];
     sequence_state* s = sequences_.find(row.sequence);
+    take_back_tails(r, i, s);
     for (std::uint32_t g = groups().size(); row.grew && g-- > 0;) {
       if (s != nullptr) {
         std::vector<block_id>& table = s->held[g].table;
@@ -399,6 +470,13 @@ class step_keeper final : public step_owner {
     --s->open_steps;
   }
 
+  /// Places in the tail pool that a row was given, the last one first. Those of a closed sequence went, or will go, with
+  /// their blocks.
+  void take_back_tails(step_record& r, std::size_t row, const sequence_state* s) noexcept {
+    for (; !r.tail_gifts.empty() && r.tail_gifts.back().row == row; r.tail_gifts.pop_back())
+      if (s != nullptr) blocks_.tails.drop(r.tail_gifts.back().block);
+  }
+
   void retire_oldest(std::size_t steps) noexcept {
     blocks_.steps.pop_oldest(steps, [&](step_record& r) { blocks_.release_held(r); });
   }
@@ -409,6 +487,7 @@ class step_keeper final : public step_owner {
   mutable std::vector<block_id> marked_;        // the blocks in marks_ that are not clear
   mutable std::vector<tail_action> tails_;      // per want and group, as count_wants found
   mutable std::vector<sequence_state*> named_;  // per want, until the call that counted ends
+  mutable std::vector<std::uint64_t> tails_needed_;  // per group, as count_wants found
   mutable std::uint64_t calls_ = 0;
 };
 

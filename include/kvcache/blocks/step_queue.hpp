@@ -79,6 +79,7 @@ class step_queue {
     r.kv_lengths.clear();
     r.copies.clear();
     r.replacements.clear();
+    r.tail_gifts.clear();
     for (auto& g : r.groups) {
       g.begins.clear();
       g.counts.clear();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/blocks/extra_key.hpp>
+#include <kvcache/blocks/layer_groups.hpp>
 #include <kvcache/blocks/retention.hpp>
 #include <kvcache/error.hpp>
 #include <kvcache/types.hpp>
@@ -40,6 +41,23 @@ inline const scheduler_options& checked(const scheduler_options& o) {
     raise<invalid_argument>("scheduler: " + std::to_string(o.hash_bits) +
                             " hash bits, at most 64 possible; leave the default unless collisions are wanted");
   return o;
+}
+
+/// Raises invalid_argument where a step might not find the places in a tail pool that it needs.
+template <class Manager>
+void check_tail_pools(const Manager& manager, const scheduler_options& o) {
+  for (std::uint32_t g = 0; g < manager.layer_group_count(); ++g) {
+    if (manager.tail_blocks(g) == 0) continue;
+    const std::uint64_t needed =
+        tail_blocks_for(o.running, o.step_tokens, manager.block_size(g), 1,
+                        static_cast<std::uint32_t>(manager.wide_blocks(g) * manager.block_size(g)));
+    if (manager.tail_blocks(g) < needed)
+      raise<invalid_argument>("scheduler: layer group " + std::to_string(g) + " has " +
+                              std::to_string(manager.tail_blocks(g)) + " tail blocks, at least " +
+                              std::to_string(needed) + " needed for " + std::to_string(o.running) +
+                              " running requests and steps of " + std::to_string(o.step_tokens) +
+                              " tokens; see tail_blocks_for");
+  }
 }
 
 }  // namespace detail

@@ -50,8 +50,8 @@ namespace kvcache {
 template <class Manager>
 class scheduler {
  public:
-  /// Raises invalid_argument where `running` is 0, fewer tokens go into a step than requests run, or hash_bits is more
-  /// than 64.
+  /// Raises invalid_argument where `running` is 0, fewer tokens go into a step than requests run, hash_bits is more than
+  /// 64, or a tail pool may be too small for a step.
   explicit scheduler(Manager& manager, const scheduler_options& options = {})
       : manager_(manager),
         options_(detail::checked(options)),
@@ -60,6 +60,7 @@ class scheduler {
         producers_(requests_, strides_.prefix, manager.partial_reuse(), strides_.windows, options.hash_bits) {
     if (options_.watermark == scheduler_options::automatic) options_.watermark = manager.capacity() / 100;
     if (options_.prefill_tokens == 0) options_.prefill_tokens = options_.step_tokens;
+    detail::check_tail_pools(manager, options_);
   }
   scheduler(const scheduler&) = delete;
   scheduler& operator=(const scheduler&) = delete;
@@ -125,6 +126,8 @@ class scheduler {
       }
       auto begun = begin_rows();
       if (begun) return take_off(std::move(*begun));
+      // Its tail pool is large enough for a step, so others in flight use it.
+      if (begun.error().code == errc::out_of_tail_blocks && !flights_.empty()) return {};
       // Speculation must not cost anyone his blocks.
       if (std::exchange(with_drafts, false) && drafts_planned_) continue;
       admits = false;
@@ -327,7 +330,8 @@ class scheduler {
     if (promised_ == not_counted) {
       fill_wants();
       const auto needed = manager_.blocks_needed(detail::span_of(wants_));
-      KVCACHE_ASSERT(needed.has_value(), "a sequence of the scheduler was closed behind its back");
+      KVCACHE_ASSERT(needed || needed.error().code == errc::out_of_tail_blocks,
+                     "a sequence of the scheduler was closed behind its back");
       promised_ = needed ? *needed : manager_.capacity();
     }
     ++statistics_.examined;
