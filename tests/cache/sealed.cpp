@@ -140,6 +140,36 @@ TEST_CASE("R20 a sealed block that is cut and written again is reopened from its
   CHECK(engine.error(s) <= kvcache_test::tolerance<keys_by_channel>);
 }
 
+TEST_CASE("R20 a reopened block is read where it lies, though an earlier step's table is used again") {
+  engine_of<keys_by_channel> engine(kvcache_test::some_blocks<keys_by_channel>(16));
+  auto s = engine.open(numbers(0, 32));
+  engine.run({&s});
+  engine.run({&s});  // of no tokens: its table names the sealed blocks
+  engine.truncate(s, 20);
+  s.tokens.push_back(99);
+  engine.run({&s});
+  CHECK(engine.error(s) <= kvcache_test::tolerance<keys_by_channel>);
+  const want wants[]{{s.id, 1}};
+  auto step = engine.cache.begin(wants).value();
+  const block_id block = engine.cache.manager().table(s.id).value()[1];
+  CHECK(step.batch().tables.row(0)[1] == engine.cache.manager().table_entry(block));
+  CHECK((engine.cache.manager().table_entry(block) & tail_bit) != 0);
+}
+
+TEST_CASE("R20 blocks that are held for later have no place in the tail pool before they are written") {
+  engine_of<keys_by_channel> engine(kvcache_test::some_blocks<keys_by_channel>(16));
+  const auto prompt = numbers(0, 60);
+  const auto opened = engine.cache.open({.content = prompt, .reserve = 100}).value();
+  CHECK(engine.cache.manager().table(opened.sequence).value().size() == 7);
+  CHECK(tails_in_use(engine) == 0);
+  kvcache_test::toy_engine<keys_by_channel>::sequence s{opened.sequence, prompt, 0, {}, 0};
+  for (std::uint32_t i = 0; i < 60; ++i) {
+    engine.run({&s}, 1);
+    CHECK(tails_in_use(engine) == (s.computed % 16 != 0 ? 1 : 0));
+    CHECK(engine.error(s) <= kvcache_test::tolerance<keys_by_channel>);
+  }
+}
+
 TEST_CASE("R20 a step that is dropped gives its places in the tail pool back, and what was sealed stays sealed") {
   engine_of<keys_by_channel> engine(kvcache_test::some_blocks<keys_by_channel>(32));
   auto& manager = engine.cache.manager();
