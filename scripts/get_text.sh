@@ -26,7 +26,8 @@ trap 'rm -rf "$work"' EXIT
 download() { (cd "$work" && apt-get download -q "$package" >messages 2>&1); }
 if ! download; then
   [ "$(id -u)" -ne 0 ] || apt-get update -q >&2
-  download || fail "cannot download $package ($(tail -1 "$work/messages")); run apt-get update as root or check the network"
+  download ||
+    fail "cannot download $package ($(tail -1 "$work/messages")); run apt-get update as root or check the network"
 fi
 dpkg-deb --extract "$work/$package"_*.deb "$work"
 # What dictd adds before and behind the text goes.

@@ -10,8 +10,7 @@ namespace {
 double exp_beyond_linear(double d) noexcept {
   if (std::fabs(d) > 0.25) return std::exp(d) - 1 - d;
   // The series to d^9: what is left out is below 1e-11 of the sum.
-  return d * d / 2 *
-         (1 + d / 3 * (1 + d / 4 * (1 + d / 5 * (1 + d / 6 * (1 + d / 7 * (1 + d / 8 * (1 + d / 9)))))));
+  return d * d / 2 * (1 + d / 3 * (1 + d / 4 * (1 + d / 5 * (1 + d / 6 * (1 + d / 7 * (1 + d / 8 * (1 + d / 9)))))));
 }
 
 }  // namespace

@@ -60,13 +60,10 @@ void measure(const options& o, opened_model& model) {
   std::vector<kv_quality> measured;
   {
     progress_line line(o.progress || ::isatty(STDERR_FILENO) != 0);
-    measured = measure_perplexity(model.weights, text,
-                                  {.dtypes = o.dtypes,
-                                   .block_size = o.block_size,
-                                   .context = o.context,
-                                   .chunk = o.chunk,
-                                   .limit = o.limit},
-                                  model.workers, [&](double done) { line.tell(done); });
+    measured = measure_perplexity(
+        model.weights, text,
+        {.dtypes = o.dtypes, .block_size = o.block_size, .context = o.context, .chunk = o.chunk, .limit = o.limit},
+        model.workers, [&](double done) { line.tell(done); });
   }
   const quality_facts facts{.model = model.name(),
                             .text = printable(o.perplexity),

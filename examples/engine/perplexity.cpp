@@ -22,8 +22,8 @@ constexpr std::uint32_t first_bucket = 64;
 std::vector<position_bucket> make_buckets(std::uint32_t context) {
   std::vector<position_bucket> out;
   for (std::uint64_t first = 0, last = first_bucket; first < context; first = last, last *= 2)
-    out.push_back({static_cast<std::uint32_t>(first), static_cast<std::uint32_t>(std::min<std::uint64_t>(last, context)),
-                   {}});
+    out.push_back(
+        {static_cast<std::uint32_t>(first), static_cast<std::uint32_t>(std::min<std::uint64_t>(last, context)), {}});
   return out;
 }
 

@@ -29,10 +29,10 @@ inline constexpr const char* baseline_dtype = "f32";
 /// Sums over predictions.
 struct quality_sums {
   std::uint64_t tokens = 0;
-  std::uint64_t agreed = 0;     ///< predictions whose likeliest token is the baseline's
-  double negative_log = 0;      ///< -log(probability of the token that follows), natural
-  double divergence = 0;        ///< KL(baseline || this)
-  double change_squared = 0;    ///< of negative_log, against the baseline's
+  std::uint64_t agreed = 0;   ///< predictions whose likeliest token is the baseline's
+  double negative_log = 0;    ///< -log(probability of the token that follows), natural
+  double divergence = 0;      ///< KL(baseline || this)
+  double change_squared = 0;  ///< of negative_log, against the baseline's
   double baseline_negative_log = 0;
 
   void add(const quality_sums& other) noexcept;

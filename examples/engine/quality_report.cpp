@@ -28,8 +28,7 @@ std::string by_position(const char* title, const std::vector<kv_quality>& measur
                         Figure figure) {
   std::string out = formatted("\n%s at positions\n", title);
   out.append(name_width, ' ');
-  for (const position_bucket& b : measured.front().buckets)
-    out += right(formatted("%u-%u", b.first, b.last - 1), 11);
+  for (const position_bucket& b : measured.front().buckets) out += right(formatted("%u-%u", b.first, b.last - 1), 11);
   for (const kv_quality& q : measured) {
     out += '\n';
     out += q.dtype;

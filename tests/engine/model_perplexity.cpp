@@ -17,10 +17,12 @@ namespace {
 
 /// Lincoln at Gettysburg, 1863.
 constexpr std::string_view famous =
-    "Four score and seven years ago our fathers brought forth on this continent, a new nation, conceived in Liberty, and "
+    "Four score and seven years ago our fathers brought forth on this continent, a new nation, conceived in Liberty, "
+    "and "
     "dedicated to the proposition that all men are created equal. Now we are engaged in a great civil war, testing "
     "whether that nation, or any nation so conceived and so dedicated, can long endure. We are met on a great "
-    "battle-field of that war. We have come to dedicate a portion of that field, as a final resting place for those who "
+    "battle-field of that war. We have come to dedicate a portion of that field, as a final resting place for those "
+    "who "
     "here gave their lives that that nation might live. It is altogether fitting and proper that we should do this.";
 
 }  // namespace
@@ -33,9 +35,8 @@ TEST_CASE("The real model finds a famous text likely, and f16 and bf16 KV change
   const auto text = model.words.encode(famous, specials::as_text);
   REQUIRE(text.size() > 101);
   constexpr std::uint64_t limit = engine_test::sanitized ? 40 : 100;
-  const auto all = measure_perplexity(model.model, text,
-                                      {.dtypes = {"f16", "bf16"}, .context = 100, .chunk = 32, .limit = limit},
-                                      model.workers);
+  const auto all = measure_perplexity(
+      model.model, text, {.dtypes = {"f16", "bf16"}, .context = 100, .chunk = 32, .limit = limit}, model.workers);
   for (const kv_quality& q : all)
     std::printf("%s: perplexity %.4f, mean KL %.3g, agreement %.3f\n", q.dtype.c_str(), q.all.perplexity(),
                 q.all.mean_divergence(), q.all.agreement());

@@ -241,10 +241,7 @@ TEST_CASE("What cannot be measured is refused in a sentence") {
 TEST_CASE("The standard error is that of the mean change") {
   quality_sums s;
   for (const double change : {1.0, 2.0, 3.0, 6.0})
-    s.add({.tokens = 1,
-           .negative_log = 10 + change,
-           .change_squared = change * change,
-           .baseline_negative_log = 10});
+    s.add({.tokens = 1, .negative_log = 10 + change, .change_squared = change * change, .baseline_negative_log = 10});
   CHECK(s.log_change() == Approx(3));
   // Variance with n - 1: (4 + 1 + 0 + 9) / 3.
   CHECK(s.log_change_error() == Approx(std::sqrt(14.0 / 3 / 4)));

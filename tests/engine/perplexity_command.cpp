@@ -24,9 +24,12 @@ std::string some_text() {
 
 TEST_CASE("--perplexity prints a table and writes one record a dtype, f32 first") {
   const folder f;
-  const std::vector<std::string> arguments{"-m",         f.at("model.gguf"), "--perplexity", f.write("text", some_text()),
-                                           "--kv-dtype", "bf16,f16:bf16",    "--context",    "100",
-                                           "--limit",    "250",              "--json"};
+  const std::vector<std::string> arguments{"-m",           f.at("model.gguf"),
+                                           "--perplexity", f.write("text", some_text()),
+                                           "--kv-dtype",   "bf16,f16:bf16",
+                                           "--context",    "100",
+                                           "--limit",      "250",
+                                           "--json"};
   std::vector<std::string> to_file = arguments;
   to_file.insert(to_file.end(), {f.at("report.json"), "--progress"});
   const outcome o = run(f, to_file);
@@ -61,7 +64,8 @@ TEST_CASE("What --perplexity cannot use ends the engine with 2 and a sentence") 
   refuses(f, with(f.at("nothing"), {}), "nothing: No such file");
   refuses(f, with(f.at(""), {}), "it is not a regular file");
   refuses(f, with(f.write("empty", ""), {}), "empty is empty; give a text");
-  refuses(f, with(f.write("short", "a few words"), {"--context", "1000"}), "tokens, a window of 1000 and the token after");
+  refuses(f, with(f.write("short", "a few words"), {"--context", "1000"}),
+          "tokens, a window of 1000 and the token after");
   refuses(f, with(text, {"--context", "0"}), "context is 0, the model knows 1 to 2048 positions");
   refuses(f, with(text, {"--context", "4000"}), "context is 4000, the model knows 1 to 2048 positions");
   refuses(f, with(text, {"--context", "100", "--chunk", "0"}), "chunk is 0, the least is 1");

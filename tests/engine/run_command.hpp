@@ -63,7 +63,7 @@ struct outcome {
 /// Runs the engine; arguments may hold anything but a single quote. `input` is its standard input; `before` is what the
 /// shell does first.
 inline outcome run(const folder& in, const std::vector<std::string>& arguments, const std::string& input = {},
-            const std::string& before = {}) {
+                   const std::string& before = {}) {
   std::string command = before + "env -u KVCACHE_MODEL '" KVCACHE_ENGINE_EXECUTABLE "'";
   for (const std::string& a : arguments) command += " '" + a + "'";
   command += " <'" + in.write("stdin", input) + "' >'" + in.at("stdout") + "' 2>'" + in.at("stderr") + "'";
