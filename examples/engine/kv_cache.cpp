@@ -2,65 +2,35 @@
 #include "kv_cache.hpp"
 
 #include "bad_input.hpp"
-
-#include <kvcache/attention/attention.hpp>
-#include <kvcache/attention/cpu/cpu.hpp>
-#include <kvcache/cache.hpp>
-#include <kvcache/dispatch.hpp>
-#include <kvcache/geometry.hpp>
-#include <kvcache/policies.hpp>
+#include "kv_kinds.hpp"
 
 #include <algorithm>
 #include <string>
-#include <type_traits>
-#include <utility>
 
 namespace engine {
 namespace {
 
-template <unsigned BlockSize, class Element>
-struct engine_policies : kvcache::policies {
-  static constexpr unsigned block_size = BlockSize;
-  using dtype = kvcache::kv_dtype<Element>;
-};
+const std::vector<kv_kind>& all_kv_kinds() {
+  static const std::vector<kv_kind> all = float_kv_kinds();
+  return all;
+}
 
-template <class Policies>
-class typed_kv_cache final : public kv_cache {
- public:
-  typed_kv_cache(const llama_shape& shape, std::uint32_t blocks, kvcache::thread_pool& workers)
-      : geometry_{.layers = shape.layers, .kv_heads = shape.kv_heads, .head_dim = shape.head_dim},
-        cache_(geometry_, {.blocks = blocks}),
-        attention_(
-            {.shape = {.query_heads = shape.query_heads, .kv_heads = shape.kv_heads, .head_dim = shape.head_dim}},
-            workers) {}
+std::string listed(const std::vector<std::string>& names) {
+  std::string out;
+  for (const std::string& name : names) out += (out.empty() ? "" : ", ") + name;
+  return out;
+}
 
-  kvcache::block_manager<kvcache::lru>& manager() noexcept override { return cache_.manager(); }
-
-  void prepare(const kvcache::step& step) override {
-    cache_.prepare(step);
-    plan_ = attention_.plan(step.batch(), std::move(plan_));
-    step_ = &step;
-  }
-
-  void run(std::uint32_t layer, kvcache::rows_view<const float> q, kvcache::rows_view<const float> k,
-           kvcache::rows_view<const float> v, kvcache::rows_view<float> out) override {
-    cache_.append(*step_, layer, k, v);
-    attention_.run(plan_, cache_, layer, q, out);
-  }
-
-  std::uint64_t bytes_per_token() const noexcept override {
-    constexpr kvcache::kv_format format{kvcache::dtype_traits<typename Policies::dtype::k>::id,
-                                        kvcache::dtype_traits<typename Policies::dtype::v>::id};
-    return kvcache::bytes_per_token(geometry_, format);
-  }
-
- private:
-  kvcache::geometry geometry_;
-  kvcache::cache<Policies> cache_;
-  kvcache::attention<Policies> attention_;
-  kvcache::attention_plan plan_;
-  const kvcache::step* step_ = nullptr;
-};
+const kv_kind& find_kv_kind(const std::string& dtype) {
+  const std::size_t colon = dtype.find(':');
+  // What is the same for both has one name.
+  const bool same = colon != std::string::npos && dtype.substr(0, colon) == dtype.substr(colon + 1);
+  const std::string name = same ? dtype.substr(0, colon) : dtype;
+  for (const kv_kind& kind : all_kv_kinds())
+    if (kind.name == name) return kind;
+  throw bad_input("KV dtype '" + dtype.substr(0, 80) + "' is not compiled in; give one name for K and V, or K:V, of " +
+                  listed(kv_dtype_names()));
+}
 
 }  // namespace
 
@@ -71,16 +41,18 @@ void validate_block_size(std::uint32_t block_size) {
   throw bad_input("block size is " + std::to_string(block_size) + ", choose one of " + known);
 }
 
+std::vector<std::string> kv_dtype_names() {
+  std::vector<std::string> out;
+  for (const kv_kind& kind : all_kv_kinds()) out.push_back(kind.name);
+  return out;
+}
+
+std::string canonical_kv_dtype(const std::string& dtype) { return find_kv_kind(dtype).name; }
+
 std::unique_ptr<kv_cache> make_kv_cache(const llama_shape& shape, const kv_options& options,
                                         kvcache::thread_pool& workers) {
   validate_block_size(options.block_size);
-  return kvcache::dispatch(
-      [&](auto block_size, auto element) -> std::unique_ptr<kv_cache> {
-        using policies = engine_policies<block_size.value, typename decltype(element)::type>;
-        return std::make_unique<typed_kv_cache<policies>>(shape, options.blocks, workers);
-      },
-      kvcache::one_of<block_sizes[0], block_sizes[1], block_sizes[2]>{options.block_size},
-      kvcache::dtype_of<kvcache::f32, kvcache::f16, kvcache::bf16>{options.dtype});
+  return find_kv_kind(options.dtype).make(shape, options, workers);
 }
 
 }  // namespace engine

@@ -5,16 +5,17 @@
 
 #include <kvcache/attention/cpu/thread_pool.hpp>
 #include <kvcache/blocks/block_manager.hpp>
-#include <kvcache/dtype.hpp>
 #include <kvcache/eviction/lru.hpp>
 
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <vector>
 
 namespace engine {
 
-/// The block sizes that are compiled in.
+/// The block sizes that can be chosen: those that the tests hold against the reference.
 inline constexpr std::array<std::uint32_t, 3> block_sizes{8, 16, 64};
 
 /// Throws bad_input for any other.
@@ -22,7 +23,7 @@ void validate_block_size(std::uint32_t block_size);
 
 struct kv_options {
   std::uint32_t block_size = 16;  ///< one of block_sizes
-  kvcache::dtype_id dtype = kvcache::dtype_id::float16;
+  std::string dtype = "f16";      ///< of K and V, or K:V
   std::uint32_t blocks = 0;
 };
 
@@ -41,6 +42,12 @@ class kv_cache : public attention_call {
   /// Of K and V in all layers.
   [[nodiscard]] virtual std::uint64_t bytes_per_token() const noexcept = 0;
 };
+
+/// The dtypes that are compiled in: a name for K and V, or K:V where they differ.
+[[nodiscard]] std::vector<std::string> kv_dtype_names();
+
+/// The name as kv_dtype_names has it: `f16:f16` is `f16`. Throws bad_input where it is not compiled in.
+[[nodiscard]] std::string canonical_kv_dtype(const std::string& dtype);
 
 /// Throws kvcache::invalid_argument or bad_input where the options can never work, kvcache::system_failure where memory
 /// is refused. The pool of threads has to outlive the cache.

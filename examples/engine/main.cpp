@@ -1,29 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// Serves a language model: see README.md beside this file, or --help.
+// Serves a language model, or measures it: see README.md beside this file, or --help.
 #include "bad_input.hpp"
 #include "batcher.hpp"
 #include "chat.hpp"
-#include "gguf.hpp"
 #include "kv_cache.hpp"
-#include "llama.hpp"
-#include "mapped_file.hpp"
+#include "measure.hpp"
+#include "opened_model.hpp"
 #include "options.hpp"
+#include "output_file.hpp"
+#include "perplexity.hpp"
 #include "printer.hpp"
 #include "report.hpp"
 #include "request_file.hpp"
 #include "tokeniser.hpp"
-#include "utf8.hpp"
 
-#include <kvcache/attention/cpu/thread_pool.hpp>
 #include <kvcache/error.hpp>
 #include <kvcache/geometry.hpp>
 
 #include <cstdio>
 #include <exception>
-#include <fstream>
 #include <iostream>
 #include <memory>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -45,7 +42,15 @@ void check(const options& o) {
   validate(o.defaults.how);
   // Said before anything is served, not after.
   for (const std::string& path : {o.json, o.metrics})
-    if (!path.empty() && path != "-" && !std::ofstream(path, std::ios::app)) throw bad_input("cannot write " + path);
+    if (!path.empty() && path != "-") check_writable(path);
+  if (!o.perplexity.empty()) {
+    static_cast<void>(measured_dtypes(o.dtypes));
+    return;
+  }
+  if (o.dtypes.size() != 1)
+    throw bad_input(std::to_string(o.dtypes.size()) +
+                    " KV dtypes are given, one is served with; several are for --perplexity");
+  static_cast<void>(canonical_kv_dtype(o.dtypes.front()));
 }
 
 std::uint32_t blocks_of(const options& o) {
@@ -53,28 +58,17 @@ std::uint32_t blocks_of(const options& o) {
   return o.blocks != 0 ? o.blocks : static_cast<std::uint32_t>(kvcache::blocks_for(tokens, o.block_size));
 }
 
-gguf open_gguf(std::span<const std::byte> bytes, const std::string& path) {
-  try {
-    return gguf(bytes);
-  } catch (const bad_input& fault) {
-    throw bad_input(path + ": " + fault.what());
-  }
-}
-
 class program {
  public:
-  explicit program(const options& o)
+  program(const options& o, opened_model& model)
       : options_(o),
-        file_(o.model),
-        gguf_(open_gguf(file_.bytes(), o.model)),
-        words_(gguf_),
-        workers_(o.threads),
-        model_(gguf_, workers_),
-        cache_(make_kv_cache(model_.shape(), {o.block_size, o.dtype, blocks_of(o)}, workers_)),
+        model_(model),
+        words_(model.words),
+        cache_(make_kv_cache(model.weights.shape(), {o.block_size, o.dtypes.front(), blocks_of(o)}, model.workers)),
         printer_(words_, {.text = o.json == "-" ? stderr : stdout,
                           .headings = !o.requests.empty() || !o.chats.empty(),
                           .progress = o.progress || ::isatty(STDERR_FILENO) != 0}),
-        batcher_(model_, *cache_,
+        batcher_(model.weights, *cache_,
                  {.max_sequences = o.max_sequences,
                   .chunk = o.chunk,
                   .reuse = o.reuse,
@@ -84,8 +78,6 @@ class program {
 
   /// 0: all requests were served; 1: some failed; 2: all failed.
   int run() {
-    if (gguf_.has("kvcache.random_weights"))
-      std::fputs("engine: this model has random weights (see make_model); its answers mean nothing\n", stderr);
     if (options_.chat)
       chat();
     else if (!options_.requests.empty())
@@ -95,9 +87,6 @@ class program {
     else
       serve(with_prompt({{"user", options_.prompt}}, "prompt"));
     report();
-    // Only here is it known whether all that was printed has gone out.
-    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
-      throw bad_input("cannot write to the standard output; what was printed is not whole");
     std::size_t failed = 0;
     for (const answer& a : batcher_.answers()) failed += a.how == finish::failed ? 1 : 0;
     if (failed == 0) return 0;
@@ -176,40 +165,30 @@ class program {
   }
 
   void report() const {
-    const run_facts facts{.model = printable(gguf_.has("general.name") ? gguf_.text("general.name") : "unnamed"),
-                          .dtype = kvcache::name(options_.dtype),
+    const run_facts facts{.model = model_.name(),
+                          .dtype = canonical_kv_dtype(options_.dtypes.front()),
                           .block_size = options_.block_size,
                           .pool_blocks = cache_->manager().capacity(),
                           .bytes_per_token = cache_->bytes_per_token(),
                           .evicted_blocks = cache_->manager().statistics().evicted_blocks,
-                          .threads = workers_.threads()};
+                          .threads = model_.workers.threads()};
     const std::string table = report_table(facts, batcher_.statistics(), batcher_.answers());
     std::fprintf(options_.json == "-" ? stderr : stdout, "\n%s", table.c_str());
     if (!options_.metrics.empty())
-      write(options_.metrics,
-            metrics_page(facts, batcher_.statistics(), cache_->manager().counts(), cache_->manager().statistics()));
+      write_file(options_.metrics, metrics_page(facts, batcher_.statistics(), cache_->manager().counts(),
+                                                cache_->manager().statistics()));
     if (options_.json.empty()) return;
     const std::string json = report_json(facts, batcher_.statistics(), batcher_.answers(), words_);
     if (options_.json == "-") {
       std::fputs(json.c_str(), stdout);
       return;
     }
-    write(options_.json, json);
-  }
-
-  static void write(const std::string& path, const std::string& text) {
-    std::ofstream out(path);
-    out << text;
-    out.close();
-    if (!out) throw bad_input("cannot write " + path);
+    write_file(options_.json, json);
   }
 
   const options& options_;
-  mapped_file file_;
-  gguf gguf_;
-  tokeniser words_;
-  kvcache::thread_pool workers_;
-  llama model_;
+  const opened_model& model_;
+  const tokeniser& words_;
   std::unique_ptr<kv_cache> cache_;
   printer printer_;
   batcher batcher_;
@@ -222,7 +201,16 @@ int main(int argc, char** argv) {
   if (const auto ends = read_options(argc, argv, o)) return *ends;
   try {
     check(o);
-    return program(o).run();
+    opened_model model(o.model, o.threads);
+    if (model.file.has("kvcache.random_weights"))
+      std::fputs("engine: this model has random weights (see make_model); what it says means nothing\n", stderr);
+    int status = 0;
+    if (o.perplexity.empty())
+      status = program(o, model).run();
+    else
+      measure(o, model);
+    check_standard_output();
+    return status;
   } catch (const std::exception& fault) {
     std::fprintf(stderr, "engine: %s\n", fault.what());
     return 2;

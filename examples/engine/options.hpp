@@ -3,29 +3,31 @@
 
 #include "request.hpp"
 
-#include <kvcache/dtype.hpp>
-
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace engine {
 
 /// The command line.
 struct options {
   std::string model;
-  std::string prompt;    ///< one of these four
-  std::string requests;  ///< path
-  std::string chats;     ///< path
+  std::string prompt;      ///< one of these five
+  std::string requests;    ///< path
+  std::string chats;       ///< path
+  std::string perplexity;  ///< path
   bool chat = false;
 
   request defaults;  ///< what a request does not say itself
 
   std::uint32_t block_size = 16;
-  kvcache::dtype_id dtype = kvcache::dtype_id::float16;
-  std::uint32_t blocks = 0;  ///< 0: as many as 8192 tokens take
+  std::vector<std::string> dtypes{"f16"};  ///< of KV; several only for perplexity
+  std::uint32_t blocks = 0;                ///< 0: as many as 8192 tokens take
   std::uint32_t max_sequences = 16;
   std::uint32_t chunk = 128;
+  std::uint32_t context = 2048;  ///< tokens of a window of perplexity
+  std::uint64_t limit = 0;       ///< of its predictions; 0: none
   bool reuse = true;
   unsigned threads = 0;  ///< 0: all cores
 

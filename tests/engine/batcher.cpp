@@ -113,7 +113,7 @@ TEST_CASE("The number of threads changes no token") {
 TEST_CASE("K and V are kept in the dtype that was asked for") {
   small_model small;
   const request r = ask(small, "a prompt of some length, so that many rounded keys and values meet", 3);
-  const auto logits = [&](kvcache::dtype_id dtype) {
+  const auto logits = [&](const char* dtype) {
     const auto cache = small.cache(16, 32, dtype);
     recorder heard;
     batcher batcher(small.model, *cache, {}, heard);
@@ -121,22 +121,34 @@ TEST_CASE("K and V are kept in the dtype that was asked for") {
     batcher.step();
     return heard.last_logits[0];
   };
-  const auto exact = logits(kvcache::dtype_id::float32);
-  const auto distance = [&](kvcache::dtype_id dtype) {
+  const auto exact = logits("f32");
+  const auto distance = [&](const char* dtype) {
     const auto rounded = logits(dtype);
     float worst = 0;
     for (std::size_t i = 0; i < exact.size(); ++i) worst = std::max(worst, std::fabs(exact[i] - rounded[i]));
     return worst;
   };
-  const float f16 = distance(kvcache::dtype_id::float16);
-  const float bf16 = distance(kvcache::dtype_id::bfloat16);
+  const float f16 = distance("f16");
+  const float bf16 = distance("bf16");
   INFO("largest difference of a logit: f16 " << f16 << ", bf16 " << bf16);
   CHECK((f16 > 0 && f16 < 0.05f));
   CHECK((bf16 > f16 && bf16 < 0.4f));
-  const auto bytes = [&](kvcache::dtype_id dtype) { return small.cache(16, 4, dtype)->bytes_per_token(); };
-  CHECK(bytes(kvcache::dtype_id::float32) == 3 * 2 * 64 * 2 * 4);
-  CHECK(bytes(kvcache::dtype_id::float16) == 3 * 2 * 64 * 2 * 2);
-  CHECK(bytes(kvcache::dtype_id::bfloat16) == 3 * 2 * 64 * 2 * 2);
+  const auto bytes = [&](const char* dtype) { return small.cache(16, 4, dtype)->bytes_per_token(); };
+  CHECK(bytes("f32") == 3 * 2 * 64 * 2 * 4);
+  CHECK(bytes("f16") == 3 * 2 * 64 * 2 * 2);
+  CHECK(bytes("bf16") == 3 * 2 * 64 * 2 * 2);
+  CHECK(bytes("bf16:f16") == 3 * 2 * 64 * 2 * 2);
+}
+
+TEST_CASE("A name of a KV dtype is one for both or K:V; any other is refused with those that there are") {
+  CHECK(canonical_kv_dtype("f16") == "f16");
+  CHECK(canonical_kv_dtype("f16:f16") == "f16");
+  CHECK(canonical_kv_dtype("bf16:f16") == "bf16:f16");
+  for (const std::string& name : kv_dtype_names()) CHECK(canonical_kv_dtype(name) == name);
+  for (const char* wrong : {"", ":", "f16:", ":f16", "f16:f16:f16", "f16,f32", "int3", "f16:int3", "F16"})
+    CHECK_THROWS_WITH(canonical_kv_dtype(wrong),
+                      contains_text("KV dtype '" + std::string(wrong) + "' is not compiled in") &&
+                          contains_text("give one name for K and V, or K:V, of f32, f16,"));
 }
 
 TEST_CASE("A request longer than the pool fails alone, in a sentence that names value and limit") {

@@ -3,7 +3,7 @@
 // one. Under AddressSanitizer a leak would change the exit status.
 #include "../observe/prometheus_parser.hpp"
 #include "catch.hpp"
-#include "random_model.hpp"
+#include "run_command.hpp"
 #include "sanitized.hpp"
 
 #include <algorithm>
@@ -22,70 +22,9 @@
 #include <unistd.h>
 
 using kvcache_test::contains_text;
+using namespace engine_test;
 
 namespace {
-
-std::string read_file(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream out;
-  out << in.rdbuf();
-  return out.str();
-}
-
-/// A folder of its own, removed at the end.
-class folder {
- public:
-  folder() {
-    std::string name = (std::filesystem::temp_directory_path() / "kvcache-engine-XXXXXX").string();
-    REQUIRE(::mkdtemp(name.data()) != nullptr);
-    path_ = name;
-    const auto bytes = engine::random_model(1);
-    write("model.gguf", {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
-  }
-  folder(const folder&) = delete;
-  folder& operator=(const folder&) = delete;
-  ~folder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-
-  std::string write(const std::string& name, std::string_view text) const {
-    std::ofstream out(path_ / name, std::ios::binary);
-    out.write(text.data(), static_cast<std::streamsize>(text.size()));
-    return (path_ / name).string();
-  }
-  [[nodiscard]] std::string at(const std::string& name) const { return (path_ / name).string(); }
-
- private:
-  std::filesystem::path path_;
-};
-
-struct outcome {
-  int status = -1;
-  std::string out;
-  std::string err;
-};
-
-/// Runs the engine; arguments may hold anything but a single quote. `input` is its standard input; `before` is what the
-/// shell does first.
-outcome run(const folder& in, const std::vector<std::string>& arguments, const std::string& input = {},
-            const std::string& before = {}) {
-  std::string command = before + "env -u KVCACHE_MODEL '" KVCACHE_ENGINE_EXECUTABLE "'";
-  for (const std::string& a : arguments) command += " '" + a + "'";
-  command += " <'" + in.write("stdin", input) + "' >'" + in.at("stdout") + "' 2>'" + in.at("stderr") + "'";
-  const int status = std::system(command.c_str());
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read_file(in.at("stdout")), read_file(in.at("stderr"))};
-}
-
-/// Start-up faults: exit status 2, nothing on stdout, one line on stderr that says why.
-void refuses(const folder& in, const std::vector<std::string>& arguments, const std::string& why) {
-  const outcome o = run(in, arguments);
-  INFO(o.err);
-  CHECK(o.status == 2);
-  CHECK(o.out.empty());
-  CHECK_THAT(o.err, contains_text(why));
-  CHECK(std::count(o.err.begin(), o.err.end(), '\n') <= 2);  // the random model is announced
-}
 
 std::string patched_model(const folder& in, const std::string& key, std::uint32_t value) {
   std::string bytes = read_file(in.at("model.gguf"));
@@ -251,9 +190,13 @@ TEST_CASE("Options that can never work end the engine with 2 and a sentence") {
   refuses(f, with({"--threads", "100000"}), "threads is 100000, at most 1024 are possible");
   refuses(f, with({"--temperature", "-1"}), "temperature is -1");
   refuses(f, with({"--top-p", "0"}), "top_p is 0");
-  refuses(f, with({"--kv-dtype", "int3"}), "int3 not in {f32,f16,bf16}");
+  refuses(f, with({"--kv-dtype", "int3"}), "KV dtype 'int3' is not compiled in");
+  refuses(f, with({"--kv-dtype", "f16,bf16"}), "2 KV dtypes are given, one is served with");
+  refuses(f, with({"--context", "10"}), "--context requires --perplexity");
+  refuses(f, with({"--limit", "10"}), "--limit requires --perplexity");
   refuses(f, with({"--unknown"}), "--unknown");
-  refuses(f, {"-m", f.at("model.gguf")}, "Exactly 1 option from [-p,--prompt,-r,--requests,--chats,-c,--chat]");
+  refuses(f, {"-m", f.at("model.gguf")},
+          "Exactly 1 option from [-p,--prompt,-r,--requests,--chats,-c,--chat,--perplexity]");
   refuses(f, {"-p", "hello"}, "--model");
 }
 

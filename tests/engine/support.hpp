@@ -37,7 +37,7 @@ struct loaded_model {
   explicit loaded_model(std::span<const std::byte> bytes, unsigned threads = 2) : file(bytes), workers(threads) {}
 
   [[nodiscard]] std::unique_ptr<engine::kv_cache> cache(unsigned block_size, unsigned blocks,
-                                                        kvcache::dtype_id dtype = kvcache::dtype_id::float32) {
+                                                        const char* dtype = "f32") {
     return engine::make_kv_cache(model.shape(), {.block_size = block_size, .dtype = dtype, .blocks = blocks}, workers);
   }
 };
