@@ -11,7 +11,12 @@ namespace engine {
 namespace {
 
 const std::vector<kv_kind>& all_kv_kinds() {
-  static const std::vector<kv_kind> all = float_kv_kinds();
+  static const std::vector<kv_kind> all = [] {
+    std::vector<kv_kind> kinds;
+    for (auto& list : {float_kv_kinds(), eight_bit_kv_kinds(), four_bit_kv_kinds()})
+      kinds.insert(kinds.end(), list.begin(), list.end());
+    return kinds;
+  }();
   return all;
 }
 

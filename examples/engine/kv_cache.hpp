@@ -25,6 +25,8 @@ struct kv_options {
   std::uint32_t block_size = 16;  ///< one of block_sizes
   std::string dtype = "f16";      ///< of K and V, or K:V
   std::uint32_t blocks = 0;
+  std::uint32_t sequences = 1;    ///< at once, at most
+  std::uint32_t step_tokens = 1;  ///< computed in one step, at most
 };
 
 /// kvcache::cache and kvcache::attention with block size and dtype chosen at run time. Bookkeeping depends on neither,

@@ -19,5 +19,9 @@ struct kv_kind {
 
 /// f32, f16, bf16.
 [[nodiscard]] std::vector<kv_kind> float_kv_kinds();
+/// fp8 and codes of 8 bits.
+[[nodiscard]] std::vector<kv_kind> eight_bit_kv_kinds();
+/// Codes of 4 and 2 bits.
+[[nodiscard]] std::vector<kv_kind> four_bit_kv_kinds();
 
 }  // namespace engine

@@ -17,6 +17,7 @@
 #include <kvcache/error.hpp>
 #include <kvcache/geometry.hpp>
 
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <iostream>
@@ -58,13 +59,24 @@ std::uint32_t blocks_of(const options& o) {
   return o.blocks != 0 ? o.blocks : static_cast<std::uint32_t>(kvcache::blocks_for(tokens, o.block_size));
 }
 
+kv_options kv_options_of(const options& o) {
+  // As the batcher plans its steps: a token of each sequence, and a chunk of prompts.
+  constexpr std::uint64_t most = 0xffff'ffffu;
+  const std::uint64_t step_tokens = std::uint64_t{o.max_sequences} + o.chunk;
+  return {.block_size = o.block_size,
+          .dtype = o.dtypes.front(),
+          .blocks = blocks_of(o),
+          .sequences = o.max_sequences,
+          .step_tokens = static_cast<std::uint32_t>(std::min(step_tokens, most))};
+}
+
 class program {
  public:
   program(const options& o, opened_model& model)
       : options_(o),
         model_(model),
         words_(model.words),
-        cache_(make_kv_cache(model.weights.shape(), {o.block_size, o.dtypes.front(), blocks_of(o)}, model.workers)),
+        cache_(make_kv_cache(model.weights.shape(), kv_options_of(o), model.workers)),
         printer_(words_, {.text = o.json == "-" ? stderr : stdout,
                           .headings = !o.requests.empty() || !o.chats.empty(),
                           .progress = o.progress || ::isatty(STDERR_FILENO) != 0}),

@@ -62,7 +62,7 @@ class measurement {
     const auto blocks = static_cast<std::uint32_t>(kvcache::blocks_for(window, options.block_size));
     for (const std::string& dtype : measured_dtypes(options.dtypes)) {
       candidate& c = candidates_.emplace_back();
-      c.cache = make_kv_cache(model.shape(), {options.block_size, dtype, blocks}, workers);
+      c.cache = make_kv_cache(model.shape(), {options.block_size, dtype, blocks, 1, options.chunk}, workers);
       c.quality.dtype = dtype;
       c.quality.bytes_per_token = c.cache->bytes_per_token();
       c.quality.buckets = make_buckets(window);

@@ -31,7 +31,8 @@ class typed_kv_cache final : public kv_cache {
  public:
   typed_kv_cache(const llama_shape& shape, const kv_options& options, kvcache::thread_pool& workers)
       : geometry_{.layers = shape.layers, .kv_heads = shape.kv_heads, .head_dim = shape.head_dim},
-        cache_(geometry_, {.blocks = options.blocks, .block_size = options.block_size}),
+        cache_(geometry_,
+               {.blocks = options.blocks, .block_size = options.block_size, .tail_blocks = tail_blocks(options)}),
         attention_(
             {.shape = {.query_heads = shape.query_heads, .kv_heads = shape.kv_heads, .head_dim = shape.head_dim}},
             workers) {}
@@ -51,12 +52,18 @@ class typed_kv_cache final : public kv_cache {
   }
 
   std::uint64_t bytes_per_token() const noexcept override {
-    constexpr kvcache::kv_format format{kvcache::dtype_traits<typename Policies::dtype::k>::id,
-                                        kvcache::dtype_traits<typename Policies::dtype::v>::id};
-    return kvcache::bytes_per_token(geometry_, format);
+    return kvcache::bytes_per_token(geometry_, storage::format, cache_.block_size());
   }
 
  private:
+  using storage = kvcache::storage<Policies>;
+
+  static std::uint32_t tail_blocks(const kv_options& o) {
+    return storage::seals_blocks
+               ? static_cast<std::uint32_t>(kvcache::tail_blocks_for(o.sequences, o.step_tokens, o.block_size))
+               : 0;
+  }
+
   kvcache::geometry geometry_;
   kvcache::cache<Policies> cache_;
   kvcache::attention<Policies> attention_;

@@ -159,7 +159,7 @@ struct cache_group {
   std::uint32_t block_size = 0;              ///< tokens; needed where the group's policy is `dynamic`
   std::uint32_t window = layer_group::full;  ///< newest tokens that a query sees; full: all
   std::uint32_t tail_blocks = 0;             ///< see storage_options::tail_blocks
-  std::uint32_t wide_tokens = 0;  ///< see layer_group::wide_tokens
+  std::uint32_t wide_tokens = 0;             ///< see layer_group::wide_tokens
   /// Layers that are not quantised, counted within the group; see storage_options::wide_layers.
   std::span<const std::uint32_t> wide_layers{};
 };

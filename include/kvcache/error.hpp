@@ -14,11 +14,11 @@ namespace kvcache {
 
 /// Outcomes that a caller handles. A call that fails with one of these has changed nothing.
 enum class errc : std::uint8_t {
-  out_of_blocks,  ///< value: blocks needed, limit: blocks available
+  out_of_blocks,       ///< value: blocks needed, limit: blocks available
   out_of_tail_blocks,  ///< value: blocks of a tail pool needed, limit: blocks of it available
-  exceeds_pool,   ///< value: blocks needed, limit: blocks in the pool; waiting cannot help
-  stale_id,       ///< value: a sequence's index, a step's stamp or a block; limit: generation or stamp now, or 0
-  beyond_length,  ///< value: tokens or entries asked for, limit: how many are there or possible
+  exceeds_pool,        ///< value: blocks needed, limit: blocks in the pool; waiting cannot help
+  stale_id,            ///< value: a sequence's index, a step's stamp or a block; limit: generation or stamp now, or 0
+  beyond_length,       ///< value: tokens or entries asked for, limit: how many are there or possible
   step_order,     ///< value: number of the step, limit: number of the step that has to be accepted or dropped first
   duplicate_id,   ///< value: a sequence's index or a block named twice in one call, limit: times allowed
   empty_content,  ///< value: tokens given, limit: tokens needed at least

@@ -148,7 +148,8 @@ KVCACHE_ALWAYS_INLINE void encode(const encoder& e, const float* x, std::uint32_
   for (; count - i >= quantise_width; i += quantise_width) {
     std::uint8_t run[quantise_width];
     for (std::uint32_t j = 0; j < quantise_width; ++j)
-      run[j] = static_cast<std::uint8_t>(code_of(within(x[i + j], e.low, e.high), e.origin, e.inverse, e.offset, e.last));
+      run[j] =
+          static_cast<std::uint8_t>(code_of(within(x[i + j], e.low, e.high), e.origin, e.inverse, e.offset, e.last));
     std::memcpy(codes + i, run, quantise_width);
   }
   for (; i < count; ++i)
@@ -201,9 +202,9 @@ inline void write_scale(std::byte* scales, std::uint32_t index, bf16 x) noexcept
 
 }  // namespace detail
 
-/// Multiplies a vector of floats or doubles by an orthogonal, symmetric Hadamard matrix, in place; doing it twice gives back the vector but
-/// for rounding. Where `dim` is no power of two, runs of its largest power of two are rotated each by itself.
-/// O(dim log dim). Precondition: dim > 0.
+/// Multiplies a vector of floats or doubles by an orthogonal, symmetric Hadamard matrix, in place; doing it twice gives
+/// back the vector but for rounding. Where `dim` is no power of two, runs of its largest power of two are rotated each
+/// by itself. O(dim log dim). Precondition: dim > 0.
 template <class T>
 void rotate(T* x, std::uint32_t dim) noexcept {
   const std::uint32_t run = dim & (~dim + 1);

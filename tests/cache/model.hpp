@@ -72,15 +72,13 @@ class toy_model {
         for (std::uint32_t t = 0; t <= row; ++t) {
           double dot = 0;
           for (std::uint32_t d = 0; d < head_dim; ++d)
-            dot += static_cast<double>(all.queries().at(row, head)[d]) *
-                   rounded<K>(all.keys().at(t, kv_head)[d]);
+            dot += static_cast<double>(all.queries().at(row, head)[d]) * rounded<K>(all.keys().at(t, kv_head)[d]);
           weights.push_back(std::exp(dot / std::sqrt(static_cast<double>(head_dim))));
           total += weights.back();
         }
         for (std::uint32_t d = 0; d < head_dim_v; ++d) {
           double sum = 0;
-          for (std::uint32_t t = 0; t <= row; ++t)
-            sum += weights[t] * rounded<V>(all.values().at(t, kv_head)[d]);
+          for (std::uint32_t t = 0; t <= row; ++t) sum += weights[t] * rounded<V>(all.values().at(t, kv_head)[d]);
           out.push_back(sum / total);
         }
       }
@@ -94,8 +92,9 @@ template <class Policies>
 inline constexpr double tolerance = [] {
   using dtype = typename Policies::dtype;
   if (kvcache::element<typename dtype::k> && kvcache::element<typename dtype::v>) return 4e-6;
-  return kvcache::dtype_traits<typename dtype::k>::bits >= 8 && kvcache::dtype_traits<typename dtype::v>::bits >= 8 ? 0.04
-                                                                                                                  : 0.5;
+  return kvcache::dtype_traits<typename dtype::k>::bits >= 8 && kvcache::dtype_traits<typename dtype::v>::bits >= 8
+             ? 0.04
+             : 0.5;
 }();
 
 /// What a cache of `blocks` blocks is made with; `size` where the policy leaves it open.

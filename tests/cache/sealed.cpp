@@ -252,7 +252,8 @@ TEST_CASE("R20 first tokens stay at 16 bits while they are used, and until their
   const auto run = [&](const std::vector<std::int32_t>& prompt) {
     const auto opened = cache.open({.content = prompt}).value();
     for (std::uint32_t done = opened.reused_tokens; done < prompt.size();) {
-      const want wants[]{{opened.sequence, std::min<std::uint32_t>(16, static_cast<std::uint32_t>(prompt.size()) - done)}};
+      const want wants[]{
+          {opened.sequence, std::min<std::uint32_t>(16, static_cast<std::uint32_t>(prompt.size()) - done)}};
       auto step = cache.begin(wants).value();
       cache.prepare(step);
       step.accept().value();

@@ -35,8 +35,9 @@ class block_keeper {
 
  public:
   explicit block_keeper(const block_manager_options& options)
-      : groups(options.layer_groups,
-               {.block_size = options.block_size, .tail_blocks = options.tail_blocks, .wide_tokens = options.wide_tokens}),
+      : groups(
+            options.layer_groups,
+            {.block_size = options.block_size, .tail_blocks = options.tail_blocks, .wide_tokens = options.wide_tokens}),
         pool(options.blocks),
         tails(groups, options.blocks),
         index(options.blocks, groups, options.hash_bits),

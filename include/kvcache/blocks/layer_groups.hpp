@@ -28,8 +28,8 @@ struct layer_group {
 };
 
 /// Blocks of a tail pool that suffice for so many sequences at once where a step computes at most `step_tokens` tokens:
-/// each sequence has a block that is not full, one more that a step goes on to and its first ones, and the blocks that a
-/// step fills wait there until it is over.
+/// each sequence has a block that is not full, one more that a step goes on to and its first ones, and the blocks that
+/// a step fills wait there until it is over.
 [[nodiscard]] constexpr std::uint64_t tail_blocks_for(std::uint64_t sequences, std::uint64_t step_tokens,
                                                       std::uint32_t block_size, std::uint32_t steps_in_flight = 1,
                                                       std::uint32_t wide_tokens = 0) noexcept {
@@ -72,7 +72,8 @@ inline constexpr std::uint64_t max_length = (std::numeric_limits<std::uint32_t>:
 /// so its length is a multiple of what all block sizes divide.
 class layer_groups {
  public:
-  /// No groups given: `only`. Raises invalid_argument on a block size or window of 0, and on tail blocks that cannot be.
+  /// No groups given: `only`. Raises invalid_argument on a block size or window of 0, and on tail blocks that cannot
+  /// be.
   layer_groups(std::span<const layer_group> groups, const layer_group& only) {
     if (groups.empty())
       groups_.push_back({only, detail::divisor(only.block_size)});
@@ -86,7 +87,9 @@ class layer_groups {
       if (e.group.tail_blocks > max_blocks)
         refuse(i, "more tail blocks than the 2147483646 that a table can name; see tail_blocks_for");
       if (e.group.tail_blocks == 0 && e.group.wide_tokens != 0)
-        refuse(i, "first tokens at 16 bits, but no tail pool that they could lie in; set tail_blocks, or wide_tokens to 0");
+        refuse(
+            i,
+            "first tokens at 16 bits, but no tail pool that they could lie in; set tail_blocks, or wide_tokens to 0");
       any_sealed_ = any_sealed_ || e.group.tail_blocks != 0;
       if (e.group.block_size > largest_) largest_ = e.group.block_size;
       // A stride longer than any sequence is as good as any other such stride.

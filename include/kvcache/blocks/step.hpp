@@ -52,7 +52,7 @@ struct step_record {
     std::uint32_t count = 0;
     std::uint32_t first = 0;
     std::uint32_t settled = 0;  // entries before this one stay as they are when blocks are sealed
-    std::uint32_t tail = ~0u;  // an entry, and the slot that token 0 would have if all before lay in front of it
+    std::uint32_t tail = ~0u;   // an entry, and the slot that token 0 would have if all before lay in front of it
     slot_id tail_slot = 0;
   };
   struct group_arrays {
@@ -78,8 +78,8 @@ struct step_record {
   std::vector<replacement> replacements;
   std::vector<tail_gift> tail_gifts;
   std::vector<block_seal> sealed;  // their places in the tail pool are in use until the step is over
-  std::vector<block_id> held;    // released while the step may still touch them; see held_list in block_use.hpp
-  std::uint64_t held_batch = 0;  // the call whose blocks were held last
+  std::vector<block_id> held;      // released while the step may still touch them; see held_list in block_use.hpp
+  std::uint64_t held_batch = 0;    // the call whose blocks were held last
 };
 
 class step_owner {

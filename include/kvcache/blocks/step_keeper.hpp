@@ -470,8 +470,8 @@ class step_keeper final : public step_owner {
     --s->open_steps;
   }
 
-  /// Places in the tail pool that a row was given, the last one first. Those of a closed sequence went, or will go, with
-  /// their blocks.
+  /// Places in the tail pool that a row was given, the last one first. Those of a closed sequence went, or will go,
+  /// with their blocks.
   void take_back_tails(step_record& r, std::size_t row, const sequence_state* s) noexcept {
     for (; !r.tail_gifts.empty() && r.tail_gifts.back().row == row; r.tail_gifts.pop_back())
       if (s != nullptr) blocks_.tails.drop(r.tail_gifts.back().block);
@@ -483,10 +483,10 @@ class step_keeper final : public step_owner {
 
   block_keeper<Eviction>& blocks_;
   sequence_keeper<Eviction>& sequences_;
-  mutable std::vector<tail_mark> marks_;        // by block, cleared after each count
-  mutable std::vector<block_id> marked_;        // the blocks in marks_ that are not clear
-  mutable std::vector<tail_action> tails_;      // per want and group, as count_wants found
-  mutable std::vector<sequence_state*> named_;  // per want, until the call that counted ends
+  mutable std::vector<tail_mark> marks_;             // by block, cleared after each count
+  mutable std::vector<block_id> marked_;             // the blocks in marks_ that are not clear
+  mutable std::vector<tail_action> tails_;           // per want and group, as count_wants found
+  mutable std::vector<sequence_state*> named_;       // per want, until the call that counted ends
   mutable std::vector<std::uint64_t> tails_needed_;  // per group, as count_wants found
   mutable std::uint64_t calls_ = 0;
 };

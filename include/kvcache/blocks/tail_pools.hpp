@@ -116,7 +116,7 @@ class tail_pools {
   };
 
   const layer_groups& groups_;
-  std::vector<place> places_;  // by block
+  std::vector<place> places_;        // by block
   std::vector<pool> pools_;          // by group; none where no group seals its blocks
   std::vector<block_seal> pending_;  // to be carried out
   std::vector<block_seal> waiting_;  // their places are free when that is done

@@ -52,11 +52,10 @@ void check_tail_pools(const Manager& manager, const scheduler_options& o) {
         tail_blocks_for(o.running, o.step_tokens, manager.block_size(g), 1,
                         static_cast<std::uint32_t>(manager.wide_blocks(g) * manager.block_size(g)));
     if (manager.tail_blocks(g) < needed)
-      raise<invalid_argument>("scheduler: layer group " + std::to_string(g) + " has " +
-                              std::to_string(manager.tail_blocks(g)) + " tail blocks, at least " +
-                              std::to_string(needed) + " needed for " + std::to_string(o.running) +
-                              " running requests and steps of " + std::to_string(o.step_tokens) +
-                              " tokens; see tail_blocks_for");
+      raise<invalid_argument>(
+          "scheduler: layer group " + std::to_string(g) + " has " + std::to_string(manager.tail_blocks(g)) +
+          " tail blocks, at least " + std::to_string(needed) + " needed for " + std::to_string(o.running) +
+          " running requests and steps of " + std::to_string(o.step_tokens) + " tokens; see tail_blocks_for");
   }
 }
 

@@ -50,8 +50,8 @@ namespace kvcache {
 template <class Manager>
 class scheduler {
  public:
-  /// Raises invalid_argument where `running` is 0, fewer tokens go into a step than requests run, hash_bits is more than
-  /// 64, or a tail pool may be too small for a step.
+  /// Raises invalid_argument where `running` is 0, fewer tokens go into a step than requests run, hash_bits is more
+  /// than 64, or a tail pool may be too small for a step.
   explicit scheduler(Manager& manager, const scheduler_options& options = {})
       : manager_(manager),
         options_(detail::checked(options)),
