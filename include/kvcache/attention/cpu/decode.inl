@@ -211,17 +211,20 @@ struct decoder {
   /// All heads over `tokens`; `next` follow them.
   void go_through(const decode_tokens& tokens, const decode_tokens& next) noexcept {
     const std::uint32_t group = call.q.heads / call.kv.kv_heads;
-    const std::int64_t k_step = call.kv.k.head_stride;
-    const std::int64_t v_step = call.kv.v.head_stride;
     each_run([&](std::uint32_t head, std::uint32_t rows) {
       const std::int64_t at = head / group;
+      const std::int64_t heads = call.kv.kv_heads;
       const bool asked = head % group != 0;  // by the group's first run
-      const bool last = at + 1 == std::int64_t{call.kv.kv_heads};
-      const std::int64_t then = asked ? at : last ? 0 : at + 1;
-      const decode_tokens& soon = last && !asked ? next : tokens;
-      const decode_tokens& later = asked ? tokens : next;
-      const decode_stream k{tokens.k, at * k_step, soon.k, then * k_step, later.k};
-      const decode_stream v{tokens.v, at * v_step, soon.v, then * v_step, later.v};
+      const auto stream = [&](const std::byte* const* now, const std::byte* const* then, std::int64_t step) noexcept {
+        const auto from = [&](std::int64_t which) noexcept {
+          return which < heads ? decode_head{now, which * step} : decode_head{then, which % heads * step};
+        };
+        const decode_head here = from(at);
+        return asked ? decode_stream{here, {here, here, here}}
+                     : decode_stream{here, {from(at + 1), from(at + heads), from(at + 2)}};
+      };
+      const decode_stream k = stream(tokens.k, next.k, call.kv.k.head_stride);
+      const decode_stream v = stream(tokens.v, next.v, call.kv.v.head_stride);
       if (rows == 8) run<8>(head, tokens.count, k, v);
       if (rows == 4) run<4>(head, tokens.count, k, v);
       if (rows == 2) run<2>(head, tokens.count, k, v);

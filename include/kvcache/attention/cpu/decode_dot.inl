@@ -27,7 +27,7 @@ KVCACHE_NOINLINE void dot_logits(const float* q, std::size_t dim, const decode_s
                                  float factor, float* logits) noexcept {
   constexpr std::size_t together = lanes / Rows;
   constexpr std::size_t bytes = 4 * lanes;
-  decode_lines lines(k, 2 * dim);
+  decode_lines<times_asked(Rows)> lines(k, 2 * dim);
   float* to = logits;  // of `half`, whose place is written twice where nothing is in it yet
   vec half[lanes / 2];
   KVCACHE_UNROLL
@@ -108,7 +108,8 @@ KVCACHE_ALWAYS_INLINE void add_two(vec (&sum)[Rows][Vectors], const std::uint32_
 /// vector that is left where Pairs is 0. `output` begins with `d`.
 template <std::size_t Rows, std::size_t Pairs>
 KVCACHE_ALWAYS_INLINE void dot_columns(const std::uint32_t* weights, std::size_t d, const decode_stream& v,
-                                       std::size_t tokens, decode_lines& lines, float* output) noexcept {
+                                       std::size_t tokens, decode_lines<times_asked(Rows)>& lines,
+                                       float* output) noexcept {
   constexpr std::size_t vectors = Pairs == 0 ? 1 : 2 * Pairs;
   constexpr std::size_t per_row = Pairs == 0 ? lanes : 2 * lanes;
   constexpr std::size_t bytes = vectors * lanes * 2;
@@ -144,9 +145,10 @@ KVCACHE_NOINLINE void dot_values(const float* weights, const decode_stream& v, s
   constexpr std::size_t most = Rows == 8 ? 1 : Rows == 4 ? 2 : 4;
   std::uint32_t paired[cpu::decode_chunk / 2 * Rows];
   pair_weights<Rows>(weights, tokens, paired, total);
-  decode_lines lines(v, 2 * dim);
+  decode_lines<times_asked(Rows)> lines(v, 2 * dim);
   std::size_t d = 0;
-  for (; d + most * pair <= dim; d += most * pair) dot_columns<Rows, most>(paired, d, v, tokens, lines, output + d * Rows);
+  for (; d + most * pair <= dim; d += most * pair)
+    dot_columns<Rows, most>(paired, d, v, tokens, lines, output + d * Rows);
   if constexpr (most > 2)
     for (; d + 2 * pair <= dim; d += 2 * pair) dot_columns<Rows, 2>(paired, d, v, tokens, lines, output + d * Rows);
   if constexpr (most > 1)

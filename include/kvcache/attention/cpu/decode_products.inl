@@ -45,44 +45,55 @@ inline void take_tokens(const attention_call& call, const block_id* table, std::
   }
 }
 
-/// K or V of one head over the tokens, and what is to be read later: one head later, and one chunk of tokens later.
-struct decode_stream {
-  const std::byte* const* now;
+/// K or V of one head over a chunk of tokens.
+struct decode_head {
+  const std::byte* const* tokens;
   std::int64_t head;
-  const std::byte* const* soon;
-  std::int64_t soon_head;
-  const std::byte* const* later;
 
-  [[nodiscard]] KVCACHE_ALWAYS_INLINE const std::byte* token(std::size_t t) const noexcept { return now[t] + head; }
+  [[nodiscard]] KVCACHE_ALWAYS_INLINE const std::byte* token(std::size_t t) const noexcept { return tokens[t] + head; }
 };
 
+/// What is read now, and what is read later: one head, a chunk, and two heads ahead.
+struct decode_stream : decode_head {
+  decode_head ahead[3];
+};
+
+/// How often a line is asked for that `products` vectors are multiplied with: the fewer, the faster memory is wanted.
+[[nodiscard]] constexpr std::size_t times_asked(std::size_t products) noexcept {
+  return products < 8 ? 3 : products == 8 ? 2 : 1;
+}
+
 /// Asks for what comes after a stream, token by token, whatever order the products are made in. A processor drops hints
-/// that it has no room for, so each line is asked for twice: a chunk ahead, and again a head ahead, where that costs
-/// little if the line has come.
+/// that it has no room for, so a line may be asked for several times, which costs little where it has come.
+template <std::size_t Times>
 class decode_lines {
  public:
   KVCACHE_ALWAYS_INLINE decode_lines(const decode_stream& s, std::size_t bytes_of_token) noexcept
-      : soon_(s.soon), later_(s.later), soon_head_(s.soon_head), later_head_(s.head), size_(bytes_of_token) {}
+      : soon_(s.ahead[0]), later_(s.ahead[1]), then_(s.ahead[2]), size_(bytes_of_token) {}
 
   /// The caller has gone `bytes` further. Never beyond the stream's end.
   KVCACHE_ALWAYS_INLINE void ask(std::size_t bytes) noexcept {
-    for (owed_ += bytes; owed_ >= size_; owed_ -= size_) {
-      const std::byte* const soon = *soon_++ + soon_head_;
-      const std::byte* const later = *later_++ + later_head_;
+    for (owed_ += bytes; owed_ >= size_; owed_ -= size_, ++t_) {
+      const std::byte* const soon = soon_.token(t_);
+      const std::byte* const later = later_.token(t_);
+      const std::byte* const then = then_.token(t_);
       for (std::size_t at = 0; at < size_; at += 64) {
-        KVCACHE_PREFETCH(later + at);
         KVCACHE_PREFETCH(soon + at);
+        if constexpr (Times > 1) KVCACHE_PREFETCH(later + at);
+        if constexpr (Times > 2) KVCACHE_PREFETCH(then + at);
       }
     }
   }
+  /// Everything has been asked for: the caller goes through the stream once more.
+  KVCACHE_ALWAYS_INLINE void stop() noexcept { size_ = ~std::size_t{0}; }
 
  private:
-  const std::byte* const* soon_;
-  const std::byte* const* later_;
-  std::int64_t soon_head_;
-  std::int64_t later_head_;
+  decode_head soon_;
+  decode_head later_;
+  decode_head then_;
   std::size_t size_;
   std::size_t owed_ = 0;
+  std::size_t t_ = 0;
 };
 
 /// logits[token, row] = q . k * factor
@@ -91,7 +102,7 @@ KVCACHE_NOINLINE void decode_logits(const float* q, std::size_t dim, const decod
                                     float factor, float* logits) noexcept {
   constexpr std::size_t together = lanes / Rows;  // tokens
   constexpr std::size_t pair = 2 * lanes;
-  decode_lines lines(k, dim * sizeof(K));
+  decode_lines<times_asked(Rows * 64 / (lanes * sizeof(K)))> lines(k, dim * sizeof(K));
   for (std::size_t t = 0; t < tokens; t += together) {
     vec sum[lanes];
     KVCACHE_UNROLL
@@ -99,8 +110,7 @@ KVCACHE_NOINLINE void decode_logits(const float* q, std::size_t dim, const decod
     const float* query = q;
     std::size_t d = 0;
     for (; d + pair <= dim; d += pair, query += Rows * pair) {
-      KVCACHE_UNROLL
-      for (std::size_t i = 0; i < together; ++i) lines.ask(pair * sizeof(K));
+      lines.ask(together * pair * sizeof(K));
       // Whatever is fewer stays in registers: the keys of a few tokens, or the queries of a few rows.
       if constexpr (Rows >= 4) {
         vec a[together];
@@ -133,9 +143,9 @@ KVCACHE_NOINLINE void decode_logits(const float* q, std::size_t dim, const decod
       }
     }
     if (d < dim) {  // head_dim is a multiple of 16, so this is one vector
+      lines.ask(together * lanes * sizeof(K));
       KVCACHE_UNROLL
       for (std::size_t i = 0; i < together; ++i) {
-        lines.ask(lanes * sizeof(K));
         const vec a = widen<K>(k.token(t + i) + d * sizeof(K));
         KVCACHE_UNROLL
         for (std::size_t r = 0; r < Rows; ++r) sum[i * Rows + r] = fma(a, load(query + r * lanes), sum[i * Rows + r]);
@@ -147,9 +157,9 @@ KVCACHE_NOINLINE void decode_logits(const float* q, std::size_t dim, const decod
 
 /// output[row] += weight * v for `Part` rows of a run of `Rows`, over `Pairs` pairs of vectors from dim `d` on, or over
 /// the one vector that is left where Pairs is 0. `weights` and `output` begin with the first of the rows and with `d`.
-template <class V, std::size_t Rows, std::size_t Part, std::size_t Pairs>
+template <class V, std::size_t Rows, std::size_t Part, std::size_t Pairs, class Lines>
 KVCACHE_ALWAYS_INLINE void decode_columns(const float* weights, std::size_t d, const decode_stream& v,
-                                          std::size_t tokens, decode_lines& lines, float* output) noexcept {
+                                          std::size_t tokens, Lines& lines, float* output) noexcept {
   constexpr std::size_t vectors = Pairs == 0 ? 1 : 2 * Pairs;
   constexpr std::size_t per_row = Pairs == 0 ? lanes : 2 * lanes;
   const auto place = [](std::size_t r, std::size_t c) noexcept {
@@ -195,8 +205,9 @@ KVCACHE_NOINLINE void decode_values(const float* weights, const decode_stream& v
   constexpr std::size_t pair = 2 * lanes;
   constexpr std::size_t part = Rows < head_block ? Rows : head_block;
   constexpr std::size_t pairs = head_block / part < 4 ? head_block / part : 4;
-  decode_lines lines(v, dim * sizeof(V));
+  decode_lines<times_asked(Rows * 64 / (lanes * sizeof(V)))> lines(v, dim * sizeof(V));
   for (std::size_t r = 0; r < Rows; r += part) {
+    if (r != 0) lines.stop();
     std::size_t d = 0;
     for (; d + pairs * pair <= dim; d += pairs * pair)
       decode_columns<V, Rows, part, pairs>(weights + r, d, v, tokens, lines, output + d * Rows + r * pair);

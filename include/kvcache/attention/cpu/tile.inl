@@ -119,15 +119,17 @@ struct tile_rows {
     return all;
   }
 
-  /// Logits of `tokens` tokens become what variant and mask make of them, for one vector of rows from `r` on. Returns
-  /// the maximum to be taken from them; where it has grown, `factor` says by how much sums so far are to be scaled.
-  KVCACHE_ALWAYS_INLINE vec follow(std::size_t r, std::size_t tokens, bool all_visible, bool& scaled) noexcept {
+  /// Logits of the tokens [begin, end) become what variant and mask make of them, for one vector of rows from `r` on.
+  /// Returns the maximum to be taken from them; where it has grown, `factor` says by how much sums so far are to be
+  /// scaled.
+  KVCACHE_ALWAYS_INLINE vec follow(std::size_t r, std::size_t begin, std::size_t end, bool all_visible,
+                                   bool& scaled) noexcept {
     const variant_features f = call.features;
     const vec cap = set1(call.values.soft_cap * log2_e);
     const vec per_cap = set1(f.soft_cap ? 1.0f / call.values.soft_cap : 0.0f);
     const vec none = set1(masked_logit);
     vec largest = none;
-    for (std::size_t t = 0; t < tokens; ++t) {
+    for (std::size_t t = begin; t < end; ++t) {
       vec x = load(logits + t * rows + r);
       const vec at = set1(static_cast<float>(t));
       if (f.soft_cap) x = mul(cap, tanh(mul(x, per_cap)));
@@ -159,7 +161,7 @@ struct tile_rows {
   bool weigh(std::size_t tokens, bool all_visible) noexcept {
     bool scaled = false;
     for (std::size_t r = 0; r < rows; r += lanes) {
-      const vec now = follow(r, tokens, all_visible, scaled);
+      const vec now = follow(r, 0, tokens, all_visible, scaled);
       vec sum = load(total + r);
       for (std::size_t t = 0; t < tokens; ++t) {
         const vec x = load(logits + t * rows + r);

@@ -74,12 +74,21 @@ KVCACHE_ALWAYS_INLINE void in_pieces(std::size_t columns, const F& f) noexcept {
   }
 }
 
-/// Rows of one tile and kv head as tile_rows has them, but queries are pairs, [pair, row], outputs lie in the order that
-/// interleaving leaves, and `values` are pairs, [pair of tokens, place].
+/// Rows of one tile and kv head as tile_rows has them, but queries are pairs, [pair, row], outputs lie in the order
+/// that interleaving leaves, and `values` are pairs, [pair of tokens, place].
 struct tile_pairs : tile_rows {
   static constexpr std::uint32_t together = 8;  // tokens
 
   explicit tile_pairs(const tile_rows& r) noexcept : tile_rows(r) {}
+
+  /// The tokens of a chunk of `tokens` that at least one of the rows [r, r + width) sees, masks apart, by whole pairs.
+  [[nodiscard]] visible_range seen_by(std::size_t r, std::size_t width, std::size_t tokens,
+                                      bool all_visible) const noexcept {
+    if (all_visible) return {0, static_cast<std::uint32_t>(tokens)};
+    const auto begin = static_cast<std::uint32_t>(first_token[r] + 0.5f);
+    const auto end = static_cast<std::uint32_t>(end_token[r + width - 1] + 0.5f);
+    return {begin & ~1u, end + (end & 1u)};
+  }
 
   void start_pairs(std::uint32_t kv_head) noexcept {
     start_rows(kv_head);
@@ -94,8 +103,10 @@ struct tile_pairs : tile_rows {
   }
 
   /// Logits of the tokens [begin, end), and pairs of their values. Where `begin` is odd, or `end`, there is a token of
-  /// zeros beside it, so that the pairs are those of every other tile. Asks for [end, next), which is read next.
-  void read_pairs(std::uint32_t kv_head, std::uint32_t begin, std::uint32_t end, std::uint32_t next) noexcept {
+  /// zeros beside it, so that the pairs are those of every other tile. Logits that no row sees may be left out. Asks
+  /// for [end, next), which is read next.
+  void read_pairs(std::uint32_t kv_head, std::uint32_t begin, std::uint32_t end, std::uint32_t next,
+                  bool all_visible) noexcept {
     const std::uint32_t block_size = call.kv.block_size;
     const float of_logits = call.features.soft_cap ? call.scale : call.scale * log2_e;
     const std::uint32_t from = begin & ~1u;
@@ -114,7 +125,9 @@ struct tile_pairs : tile_rows {
       const auto ahead = static_cast<std::uint32_t>(end + i);
       prefetch(kv_head, ahead, next < ahead + together ? next : ahead + together);
       in_pieces(rows, [&](std::size_t r, auto vectors) {
-        multiply_keys<together, vectors>(logits + i * rows + r, rows, key + i, queries + r, dim, of_logits);
+        const visible_range seen = seen_by(r, vectors * lanes, tokens, all_visible);
+        if (seen.begin < i + together && i < seen.end)
+          multiply_keys<together, vectors>(logits + i * rows + r, rows, key + i, queries + r, dim, of_logits);
       });
     }
     for (std::size_t i = 0; i < tokens; i += 2) {
@@ -126,8 +139,7 @@ struct tile_pairs : tile_rows {
         store_pairs(to, interleave_low(a, b));
         store_pairs(to + lanes, interleave_high(a, b));
       }
-      if (d < dim_v)
-        store_pairs(to, interleave_half(load_half(value[i] + 2 * d), load_half(value[i + 1] + 2 * d)));
+      if (d < dim_v) store_pairs(to, interleave_half(load_half(value[i] + 2 * d), load_half(value[i + 1] + 2 * d)));
     }
   }
 
@@ -136,15 +148,15 @@ struct tile_pairs : tile_rows {
     const pair_vec ones = _mm512_set1_epi32(0x3f80'3f80);
     bool scaled = false;
     for (std::size_t r = 0; r < rows; r += lanes) {
-      const vec now = follow(r, tokens, all_visible, scaled);
+      const visible_range seen = seen_by(r, lanes, tokens, all_visible);
+      const vec now = follow(r, seen.begin, seen.end, all_visible, scaled);
       const auto weight = [&](std::size_t t) noexcept {
         const vec x = load(logits + t * rows + r);
         const vec w = exp2(sub(x, now));
         return all_visible ? w : select(less(x, set1(masked_below)), set1(0.0f), w);
       };
       vec sum = load(total + r);
-      std::size_t t = 0;
-      for (; t < tokens; t += 2) {
+      for (std::size_t t = seen.begin; t < seen.end; t += 2) {
         const vec first = weight(t);
         const vec second = t + 1 < tokens ? weight(t + 1) : set1(0.0f);
         const pair_vec both = pair_of_bf16(first, second);
@@ -165,8 +177,14 @@ struct tile_pairs : tile_rows {
     if (finite) {
       const std::size_t whole = (count + row_block - 1) / row_block * row_block;
       in_pieces(dim_v, [&](std::size_t d, auto vectors) {
-        for (std::size_t r = 0; r < whole; r += row_block)
-          multiply_values<vectors>(output + r * dim_v + d, dim_v, logits + r, rows, values + d, pairs);
+        for (std::size_t r = 0; r < whole; r += row_block) {
+          const visible_range seen = seen_by(r, row_block, tokens, all_visible);
+          const std::size_t first = seen.begin / 2;
+          const std::size_t end = (seen.end + std::size_t{1}) / 2;
+          if (first < end)
+            multiply_values<vectors>(output + r * dim_v + d, dim_v, logits + first * rows + r, rows,
+                                     values + first * dim_v + d, end - first);
+        }
       });
       return;
     }
@@ -177,6 +195,7 @@ struct tile_pairs : tile_rows {
       };
       for (std::size_t p = 0; p < pairs; ++p) {
         const std::uint32_t kept = (seen(2 * p) ? 0xffffu : 0u) | (seen(2 * p + 1) ? 0xffff'0000u : 0u);
+        if (kept == 0) continue;
         const pair_vec keep = _mm512_set1_epi32(static_cast<int>(kept));
         const pair_vec weight = set1_pair(logits + p * rows + r);
         for (std::size_t d = 0; d < dim_v; d += lanes) {
@@ -188,13 +207,15 @@ struct tile_pairs : tile_rows {
   }
 
   void finish_pairs(std::uint32_t kv_head) noexcept {
-    float* const natural = values;
     for (std::size_t r = 0; r < count; ++r) {
       float* const o = output + r * dim_v;
-      each_vector<decode_order::pairs>(o, natural, 0, 1, dim_v, [](const float* from, float* to, auto order) {
-        for (std::size_t i = 0; i < lanes; ++i) to[natural_place<order>(i)] = from[i];
-      });
-      std::memcpy(o, natural, dim_v * sizeof(float));
+      for (std::size_t d = 0; d + 2 * lanes <= dim_v; d += 2 * lanes) {
+        vec first = load(o + d);
+        vec second = load(o + d + lanes);
+        separate(first, second);
+        store(o + d, first);
+        store(o + d + lanes, second);
+      }
     }
     finish(kv_head);
   }
@@ -209,9 +230,9 @@ inline void run_tile_of_pairs(const attention_call& call, const work_unit& unit,
     rows.start_pairs(kv_head);
     for (std::uint32_t from = seen.begin; from < seen.end;) {
       const std::uint32_t to = chunk_end(from, seen.end);
-      rows.read_pairs(kv_head, from, to, chunk_end(to, seen.end));
       const std::uint32_t begin = from & ~1u;
       const bool all_visible = rows.bound(begin, to);
+      rows.read_pairs(kv_head, from, to, chunk_end(to, seen.end), all_visible);
       if (rows.weigh_pairs(to - begin, all_visible)) rows.rescale();
       rows.add_pairs(to - begin, all_visible);
       from = to;

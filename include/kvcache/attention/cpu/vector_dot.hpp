@@ -32,10 +32,18 @@ KVCACHE_ALWAYS_INLINE pair_vec set1_pair(const void* from) noexcept {
 KVCACHE_ALWAYS_INLINE vec dot(vec sum, pair_vec a, pair_vec b) noexcept {
   return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
 }
-/// Elements of two tokens side by side, [place][token]: of 32 elements each, the places 0-3, 8-11, 16-19 and 24-27, then
-/// the others. See pair_place.
+/// Elements of two tokens side by side, [place][token]: of 32 elements each, the places 0-3, 8-11, 16-19 and 24-27,
+/// then the others. See pair_place.
 KVCACHE_ALWAYS_INLINE pair_vec interleave_low(pair_vec a, pair_vec b) noexcept { return _mm512_unpacklo_epi16(a, b); }
 KVCACHE_ALWAYS_INLINE pair_vec interleave_high(pair_vec a, pair_vec b) noexcept { return _mm512_unpackhi_epi16(a, b); }
+/// Sums over what the two gave become those of the first 16 elements and of the others.
+KVCACHE_ALWAYS_INLINE void separate(vec& low, vec& high) noexcept {
+  const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+  const __m512i second = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+  const vec before = low;
+  low = _mm512_permutex2var_ps(before, first, high);
+  high = _mm512_permutex2var_ps(before, second, high);
+}
 /// The same of 16 elements each, in their order.
 KVCACHE_ALWAYS_INLINE pair_vec interleave_half(pair_vec a, pair_vec b) noexcept {
   const __m512i low = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(a));
