@@ -9,6 +9,7 @@
 #include <kvcache/attention/cpu/cpu.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
@@ -87,39 +88,52 @@ struct bundle : policies {
   static constexpr bool batch_invariant = Invariant;
 };
 
-/// `sequences` sequences of `kv_len` tokens, the newest `queries` of each computed.
+/// A sequence of the batch: `kv_len` tokens, the newest `queries` of them computed.
+struct part {
+  std::uint32_t queries;
+  std::uint32_t kv_len;
+};
+
+/// Sequences of any lengths; their blocks lie anywhere in the pool.
 template <class T, bool Invariant = false>
 struct workload {
   paged<T> kv;
   std::uint32_t group;
   std::uint32_t rows;
   std::vector<std::uint32_t> offsets;
+  std::vector<std::uint32_t> tables;
   std::vector<std::uint32_t> lengths;
   std::vector<T> q;
   std::vector<T> out;
 
-  workload(std::uint32_t g, std::uint32_t dim, std::uint32_t block_size, std::uint32_t sequences, std::uint32_t kv_len,
-           std::uint32_t queries)
-      : kv(dim, block_size, sequences * (kv_len / block_size)),
-        group(g),
-        rows(sequences * queries),
-        lengths(sequences, kv_len),
-        q(std::size_t{rows} * kv_heads * g * dim),
-        out(q.size()) {
-    for (std::uint32_t s = 0; s <= sequences; ++s) offsets.push_back(s * queries);
+  workload(std::uint32_t g, std::uint32_t dim, std::uint32_t block_size, const std::vector<part>& parts)
+      : kv(dim, block_size, blocks_of(parts, block_size)), group(g), offsets{0}, tables{0} {
+    for (const part& p : parts) {
+      offsets.push_back(offsets.back() + p.queries);
+      tables.push_back(tables.back() + (p.kv_len + block_size - 1) / block_size);
+      lengths.push_back(p.kv_len);
+    }
+    rows = offsets.back();
+    q.resize(std::size_t{rows} * kv_heads * g * dim);
+    out.resize(q.size());
     std::mt19937 random(11);
     std::normal_distribution<float> normal;
     for (T& x : q) x = from_float<T>(normal(random));
   }
+  [[nodiscard]] static std::uint32_t blocks_of(const std::vector<part>& parts, std::uint32_t block_size) {
+    std::uint32_t blocks = 0;
+    for (const part& p : parts) blocks += (p.kv_len + block_size - 1) / block_size;
+    return blocks;
+  }
   [[nodiscard]] batch_view batch() const {
-    const auto sequences = static_cast<std::uint32_t>(lengths.size());
-    return {
-        offsets, lengths, block_tables::padded(kv.table.data(), sequences, kv.blocks / sequences), {}, kv.block_size};
+    return {offsets, lengths, block_tables::csr(kv.table.data(), tables), {}, kv.block_size};
   }
-  [[nodiscard]] attention<bundle<T, Invariant>> engine() const {
+  template <class Executor>
+  [[nodiscard]] attention<bundle<T, Invariant>> engine(Executor& threads) const {
     return attention<bundle<T, Invariant>>(
-        {.shape = {.query_heads = kv_heads * group, .kv_heads = kv_heads, .head_dim = kv.head_dim}}, pool());
+        {.shape = {.query_heads = kv_heads * group, .kv_heads = kv_heads, .head_dim = kv.head_dim}}, threads);
   }
+  [[nodiscard]] attention<bundle<T, Invariant>> engine() const { return engine(pool()); }
   void run(const attention<bundle<T, Invariant>>& a, const attention_plan& plan) {
     a.run(plan, kv.view(), rows_view<const T>(q.data(), rows, kv_heads * group, kv.head_dim),
           rows_view<T>(out.data(), rows, kv_heads * group, kv.head_dim));
@@ -136,7 +150,7 @@ void decode(benchmark::State& state) {
   // So many sequences that their KV is far larger than the caches.
   const std::size_t each = std::size_t{kv_len} * kv_heads * dim * sizeof(T) * 2;
   const auto sequences = static_cast<std::uint32_t>((std::max)(std::size_t{1}, stream_bytes / each));
-  workload<T, Invariant> work(group, dim, block_size, sequences, kv_len, 1);
+  workload<T, Invariant> work(group, dim, block_size, std::vector<part>(sequences, {1, kv_len}));
   const auto a = work.engine();
   const attention_plan plan = a.plan(work.batch());
   work.run(a, plan);
@@ -184,7 +198,7 @@ void prefill(benchmark::State& state) {
   const auto block_size = static_cast<std::uint32_t>(state.range(2));
   const auto kv_len = static_cast<std::uint32_t>(state.range(3));
   const auto queries = static_cast<std::uint32_t>(state.range(4));
-  workload<T> work(group, dim, block_size, 1, kv_len, queries);
+  workload<T> work(group, dim, block_size, {{queries, kv_len}});
   const auto a = work.engine();
   const attention_plan plan = a.plan(work.batch());
   work.run(a, plan);
@@ -192,17 +206,19 @@ void prefill(benchmark::State& state) {
   // Query i of the chunk sees kv_len - queries + i + 1 tokens: 2 products of head_dim multiply-adds each.
   const double pairs = static_cast<double>(queries) * (kv_len - queries) + 0.5 * queries * (queries + 1.0);
   const double flops = 4.0 * pairs * dim * kv_heads * group;
-  std::vector<double> fraction;
+  std::vector<double> of_multiply_adds;
+  std::vector<double> of_dots;
   std::vector<double> achieved;
   for (auto _ : state) {
-    const double before = limits::peak_flops(pool(), false);
+    const double multiply_adds = limits::peak_flops(pool(), false);
+    const double dots = limits::peak_flops(pool(), true);
     const double begin = limits::seconds();
     work.run(a, plan);
     const double time = limits::seconds() - begin;
-    const double limit = 0.5 * (before + limits::peak_flops(pool(), false));
     state.SetIterationTime(time);
     achieved.push_back(flops / time);
-    fraction.push_back(flops / time / limit);
+    of_dots.push_back(flops / time / (0.5 * (dots + limits::peak_flops(pool(), true))));
+    of_multiply_adds.push_back(flops / time / (0.5 * (multiply_adds + limits::peak_flops(pool(), false))));
   }
   state.counters["group"] = group;
   state.counters["head_dim"] = dim;
@@ -212,13 +228,69 @@ void prefill(benchmark::State& state) {
   state.counters["kv_bits"] = dtype_traits<T>::bits;
   state.counters["threads"] = thread_count;
   state.counters["gflops"] = median(achieved) / 1e9;
-  state.counters["fma_fraction"] = median(fraction);
+  state.counters["fma_fraction"] = median(of_multiply_adds);
+  state.counters["dot_fraction"] = median(of_dots);
+}
+
+/// The pool's threads, and how long each had work to do.
+class timed_pool {
+ public:
+  [[nodiscard]] static unsigned threads() { return pool().threads(); }
+  template <class F>
+  void run(F&& f) {
+    pool().run([&](unsigned ith, unsigned nth) {
+      const double begin = limits::seconds();
+      f(ith, nth);
+      busy[ith * std::size_t{8}] = limits::seconds() - begin;
+    });
+  }
+  std::vector<double> busy = std::vector<double>(thread_count * std::size_t{8});
+};
+
+/// 64 sequences between 1 and 32,768 tokens, most of them short: lengths are evenly spread by their logarithm.
+std::vector<part> long_tailed() {
+  std::mt19937 random(5);
+  std::uniform_real_distribution<double> power(0, 15);
+  std::vector<part> parts(64);
+  for (part& p : parts) p = {1, static_cast<std::uint32_t>(std::exp2(power(random)))};
+  parts[20].kv_len = 32768;
+  return parts;
+}
+
+/// Arguments: group, head_dim, 1 where every eighth sequence is a chunk of 256 tokens. `balance`: the time that threads
+/// had work, over threads times the time of the run.
+void mixed_batch(benchmark::State& state) {
+  std::vector<part> parts = long_tailed();
+  for (std::size_t i = 0; state.range(2) != 0 && i < parts.size(); i += 8)
+    parts[i] = {256, (std::max)(parts[i].kv_len, 256u)};
+  workload<bf16> work(static_cast<std::uint32_t>(state.range(0)), static_cast<std::uint32_t>(state.range(1)), 16,
+                      parts);
+  timed_pool threads;
+  const auto a = work.engine(threads);
+  const attention_plan plan = a.plan(work.batch());
+  work.run(a, plan);
+  std::vector<double> balance;
+  for (auto _ : state) {
+    const double begin = limits::seconds();
+    work.run(a, plan);
+    const double time = limits::seconds() - begin;
+    state.SetIterationTime(time);
+    balance.push_back(std::accumulate(threads.busy.begin(), threads.busy.end(), 0.0) / (thread_count * time));
+  }
+  state.counters["group"] = static_cast<double>(state.range(0));
+  state.counters["head_dim"] = static_cast<double>(state.range(1));
+  state.counters["sequences"] = static_cast<double>(parts.size());
+  state.counters["rows"] = work.rows;
+  state.counters["units"] = static_cast<double>(plan.units().size());
+  state.counters["threads"] = thread_count;
+  state.counters["balance"] = median(balance);
 }
 
 void decode_rows(benchmark::internal::Benchmark* b) {
   for (const int block_size : {16, 64})
     for (const int group : {1, 4, 8}) b->Args({group, 128, block_size, 32768});
-  for (const int group : {1, 4, 8}) b->Args({group, 64, 16, 32768});
+  for (const int block_size : {16, 64})
+    for (const int group : {1, 4, 8}) b->Args({group, 64, block_size, 32768});
 }
 void few_decode_rows(benchmark::internal::Benchmark* b) {
   for (const int group : {1, 4, 8}) b->Args({group, 128, 16, 32768});
@@ -231,6 +303,13 @@ void prefill_rows(benchmark::internal::Benchmark* b) {
       ->Args({4, 128, 16, 8192, 512})
       ->Args({1, 128, 16, 2048, 2048})
       ->Args({4, 64, 16, 2048, 2048});
+  for (const int head_dim : {64, 128})
+    for (const int kv_len : {1024, 4096, 16384})
+      for (const int group : {1, 4, 8}) b->Args({group, head_dim, 16, kv_len, 1024});
+}
+void mixed_rows(benchmark::internal::Benchmark* b) {
+  for (const int chunks : {0, 1})
+    for (const int group : {1, 4, 8}) b->Args({group, 128, chunks});
 }
 
 BENCHMARK(decode<bf16>)->Apply(decode_rows)->Iterations(9)->UseManualTime()->Unit(benchmark::kMillisecond);
@@ -243,5 +322,6 @@ BENCHMARK(decode<bf16, true>)
 BENCHMARK(decode<f16>)->Apply(few_decode_rows)->Iterations(9)->UseManualTime()->Unit(benchmark::kMillisecond);
 BENCHMARK(decode<f32>)->Apply(few_decode_rows)->Iterations(9)->UseManualTime()->Unit(benchmark::kMillisecond);
 BENCHMARK(prefill<bf16>)->Apply(prefill_rows)->Iterations(9)->UseManualTime()->Unit(benchmark::kMillisecond);
+BENCHMARK(mixed_batch)->Apply(mixed_rows)->Iterations(9)->UseManualTime()->Unit(benchmark::kMillisecond);
 
 }  // namespace

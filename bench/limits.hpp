@@ -145,7 +145,7 @@ inline double read_bandwidth(kvcache::thread_pool& pool, const big_buffer& memor
     const std::size_t share = memory.size() / nth / 4096 * 4096;
     const std::byte* const from = memory.data() + ith * share;
 #if defined(__x86_64__)
-    if (kvcache::best_isa() == kvcache::cpu_isa::avx512)
+    if (kvcache::best_isa() >= kvcache::cpu_isa::avx512)
       sums[ith * 8] = read_avx512(from, share);
     else if (kvcache::best_isa() == kvcache::cpu_isa::avx2)
       sums[ith * 8] = read_avx2(from, share);
@@ -170,10 +170,10 @@ inline double peak_flops(kvcache::thread_pool& pool, bool bf16) {
     double flops = 16 * 2;
     float sum = 0;
 #if defined(__x86_64__)
-    if (bf16 && kvcache::best_isa() == kvcache::cpu_isa::avx512 && __builtin_cpu_supports("avx512bf16")) {
+    if (bf16 && kvcache::best_isa() >= kvcache::cpu_isa::avx512_dot) {
       sum = dot_bf16(rounds);
       flops = 16 * 64;
-    } else if (kvcache::best_isa() == kvcache::cpu_isa::avx512) {
+    } else if (kvcache::best_isa() >= kvcache::cpu_isa::avx512) {
       sum = multiply_add_avx512(rounds);
       flops = 16 * 32;
     } else if (kvcache::best_isa() == kvcache::cpu_isa::avx2) {

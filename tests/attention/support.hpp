@@ -37,7 +37,7 @@ inline bool is_minus_infinity(double x) { return std::bit_cast<std::uint64_t>(x)
 
 inline std::vector<cpu_isa> isas() {
   std::vector<cpu_isa> all;
-  for (const cpu_isa isa : {cpu_isa::scalar, cpu_isa::avx2, cpu_isa::avx512})
+  for (const cpu_isa isa : {cpu_isa::scalar, cpu_isa::avx2, cpu_isa::avx512, cpu_isa::avx512_dot})
     if (isa <= best_isa()) all.push_back(isa);
   return all;
 }
@@ -152,7 +152,7 @@ class scene {
     }
     q.resize(std::size_t{rows()} * s.query_heads() * s.head_dim);
     std::normal_distribution<float> unit;
-    for (float& x : q) x = unit(random);
+    for (float& x : q) x = to_float(from_float<bf16>(unit(random)));  // so that q may be handed over as bf16 too
   }
 
   [[nodiscard]] const shape& form() const { return shape_; }
@@ -231,9 +231,24 @@ struct bundle : policies {
 struct outcome {
   std::vector<float> out;
   std::vector<float> lse;
+  bool rounded = false;  ///< weights were rounded to bf16
 };
 
 inline float poison_value() { return std::bit_cast<float>(0x7fc0'0000u); }
+
+/// One thread's share of a run. Where the processor's dot products are asked for, q goes in as bf16: otherwise they
+/// would not be used.
+template <class Attention>
+void run_share(const Attention& a, const attention_plan& plan, const kv_view& view, rows_view<const float> q,
+               rows_view<float> out, const variant_values& values = {}, lse_view<float> lse = {}) {
+  if (a.options().backend.isa != cpu_isa::avx512_dot) return a.run(plan, view, q, out, 0, 1, values, lse);
+  std::vector<bf16> short_q(std::size_t{q.rows} * q.heads * q.head_dim);
+  std::size_t at = 0;
+  for (std::uint32_t r = 0; r < q.rows; ++r)
+    for (std::uint32_t h = 0; h < q.heads; ++h)
+      for (std::uint32_t d = 0; d < q.head_dim; ++d) short_q[at++] = from_float<bf16>(q.at(r, h)[d]);
+  a.run(plan, view, rows_view<const bf16>(short_q.data(), q.rows, q.heads, q.head_dim), out, 0, 1, values, lse);
+}
 
 /// Attention over a scene on the calling thread, cut for `threads` threads. Output and lse begin as no numbers.
 template <class Variant, bool Invariant = false, class K, class V>
@@ -245,8 +260,9 @@ outcome attend(const scene<K, V>& s, const variant_values& values = {}, cpu_isa 
   const attention<bundle<Variant, K, V, Invariant>> a(
       {.shape = s.heads(), .threads = threads, .backend = {.isa = isa}});
   const attention_plan plan = a.plan(s.batch());
-  a.run(plan, s.view(), s.queries(), rows_view<float>(o.out.data(), s.rows(), f.query_heads(), f.v_dim()), 0, 1, values,
-        {o.lse.data(), f.query_heads()});
+  run_share(a, plan, s.view(), s.queries(), rows_view<float>(o.out.data(), s.rows(), f.query_heads(), f.v_dim()),
+            values, {o.lse.data(), f.query_heads()});
+  o.rounded = isa == cpu_isa::avx512_dot && std::is_same_v<K, bf16> && std::is_same_v<V, bf16>;
   return o;
 }
 
@@ -272,12 +288,17 @@ expectation expected(const scene<K, V>& s, const variant_values& values = {}) {
 /// How far an outcome is from what is expected, in units of what is allowed: 1e-5 of the largest output, and of an lse
 /// 1e-5 relative, 1e-5 absolute below 1. A product of d terms of order 1 carries some sqrt(d) * 2^-24 = 1e-6 of
 /// rounding, and the exponential turns an error of a logit into a relative one of a weight; 16-bit K and V are what
-/// the reference reads too, so they add nothing. Beyond 1 too far; a value that is no number is 1e9 away.
+/// the reference reads too, so they add nothing. Where weights are rounded to bf16, each is off by 2^-8 of itself at
+/// most, so an output by 2^-8 of how far values lie from it, and a sum of weights by 2^-8 of itself; but errors are of
+/// both signs and where few weights count one of them is near 1. Beyond 1 too far; a value that is no number is 1e9
+/// away.
 inline double distance(const outcome& o, const expectation& e) {
+  const double of_output = o.rounded ? 0x1p-8 : 1e-5;
+  const double of_sum = o.rounded ? 0x1p-8 * 1.4427 : 0;
   double worst = 0;
   for (std::size_t i = 0; i < o.out.size(); ++i) {
     if (!is_number(o.out[i])) return 1e9;
-    worst = (std::max)(worst, std::fabs(static_cast<double>(o.out[i]) - e.out[i]) / (1e-5 * e.largest));
+    worst = (std::max)(worst, std::fabs(static_cast<double>(o.out[i]) - e.out[i]) / (of_output * e.largest));
   }
   for (std::size_t i = 0; i < o.lse.size(); ++i) {
     if (is_minus_infinity(e.lse[i])) {
@@ -285,7 +306,7 @@ inline double distance(const outcome& o, const expectation& e) {
       continue;
     }
     if (!is_number(o.lse[i])) return 1e9;
-    const double allowed = 1e-5 * (std::max)(1.0, std::fabs(e.lse[i]));
+    const double allowed = of_sum + 1e-5 * (std::max)(1.0, std::fabs(e.lse[i]));
     worst = (std::max)(worst, std::fabs(static_cast<double>(o.lse[i]) - e.lse[i]) / allowed);
   }
   return worst;

@@ -22,10 +22,11 @@ namespace kvcache {
 
 /// Instruction sets that the CPU kernels are built for.
 enum class cpu_isa : std::uint8_t {
-  best,    ///< the best that this machine has
-  scalar,  ///< plain C++
-  avx2,    ///< AVX2, FMA, F16C
-  avx512,  ///< AVX-512 F, BW, DQ, VL
+  best,        ///< the best that this machine has
+  scalar,      ///< plain C++
+  avx2,        ///< AVX2, FMA, F16C
+  avx512,      ///< AVX-512 F, BW, DQ, VL
+  avx512_dot,  ///< and its dot products, BF16 and VNNI: Cooper Lake, Sapphire Rapids, Zen 4 and later
 };
 
 /// Attention on the CPU. <kvcache/attention/cpu/cpu.hpp> brings the kernels.

@@ -60,6 +60,8 @@
 #if KVCACHE_X86
 #define KVCACHE_AVX2_BEGIN KVCACHE_ISA_BEGIN("avx2,fma,f16c")
 #define KVCACHE_AVX512_BEGIN KVCACHE_ISA_BEGIN("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")
+#define KVCACHE_AVX512_DOT_BEGIN \
+  KVCACHE_ISA_BEGIN("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni")
 #endif
 
 #if defined(__clang__)
@@ -76,9 +78,12 @@
 #define KVCACHE_PAUSE() static_cast<void>(0)
 #endif
 
-/// A hint that memory is read soon. g++ takes a function or a loop of nothing but hints for one without effects and
-/// drops it: such functions are KVCACHE_ALWAYS_INLINE, such loops are written out.
-#if defined(__GNUC__) || defined(__clang__)
+/// A hint that memory is read soon, for the second level of the cache. g++ takes a function or a loop of nothing but
+/// its own built-in hints for one without effects and drops it, so where we know the instruction we say it ourselves.
+/// Elsewhere such functions are KVCACHE_ALWAYS_INLINE, and such loops are written out.
+#if KVCACHE_X86
+#define KVCACHE_PREFETCH(address) __asm__ volatile("prefetcht1 %0" : : "m"(*reinterpret_cast<const char*>(address)))
+#elif defined(__GNUC__) || defined(__clang__)
 #define KVCACHE_PREFETCH(address) __builtin_prefetch(address, 0, 2)
 #else
 #define KVCACHE_PREFETCH(address) static_cast<void>(address)

@@ -7,6 +7,7 @@
 #include <kvcache/attention/cpu/thread_pool.hpp>
 #include <kvcache/attention/cpu/vector_avx2.hpp>
 #include <kvcache/attention/cpu/vector_avx512.hpp>
+#include <kvcache/attention/cpu/vector_dot.hpp>
 #include <kvcache/attention/cpu/vector_scalar.hpp>
 #include <kvcache/attention/cpu/work.hpp>
 #include <kvcache/detail/config.hpp>
@@ -60,6 +61,15 @@ namespace kvcache::detail::isa_avx512 {
 #include <kvcache/attention/cpu/decode.inl>
 }  // namespace kvcache::detail::isa_avx512
 KVCACHE_ISA_END
+
+// The same namespace again, with more instructions: only what needs them is compiled for them.
+KVCACHE_AVX512_DOT_BEGIN
+namespace kvcache::detail::isa_avx512 {
+#include <kvcache/attention/cpu/decode_dot.inl>
+
+#include <kvcache/attention/cpu/tile_dot.inl>
+}  // namespace kvcache::detail::isa_avx512
+KVCACHE_ISA_END
 #endif
 
 namespace kvcache {
@@ -81,7 +91,11 @@ void cpu_kernels<K, V>::run(const detail::attention_call& call, const cpu_backen
                             unsigned nth) noexcept {
   const cpu_isa isa = options.isa == cpu_isa::best ? best_isa() : options.isa;
 #if KVCACHE_X86
-  if (isa == cpu_isa::avx512) return detail::cpu::run_share(call, ith, nth, detail::isa_avx512::run_unit<K, V>);
+  if constexpr (std::is_same_v<K, bf16> && std::is_same_v<V, bf16>) {
+    if (isa == cpu_isa::avx512_dot && call.q_dtype == dtype_id::bfloat16)
+      return detail::cpu::run_share(call, ith, nth, detail::isa_avx512::run_unit_of_pairs);
+  }
+  if (isa >= cpu_isa::avx512) return detail::cpu::run_share(call, ith, nth, detail::isa_avx512::run_unit<K, V>);
   if (isa == cpu_isa::avx2) return detail::cpu::run_share(call, ith, nth, detail::isa_avx2::run_unit<K, V>);
 #endif
   static_cast<void>(isa);

@@ -16,6 +16,7 @@ namespace kvcache {
     case cpu_isa::scalar: return "scalar";
     case cpu_isa::avx2: return "avx2";
     case cpu_isa::avx512: return "avx512";
+    case cpu_isa::avx512_dot: return "avx512_dot";
   }
   return "unknown";
 }
@@ -45,7 +46,11 @@ namespace detail {
   constexpr unsigned avx2 = 1u << 5;
   constexpr unsigned avx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;  // F, DQ, BW, VL
   if ((b & avx2) == 0) return cpu_isa::scalar;
-  return (b & avx512) == avx512 && (low & zmm) == zmm ? cpu_isa::avx512 : cpu_isa::avx2;
+  if ((b & avx512) != avx512 || (low & zmm) != zmm) return cpu_isa::avx2;
+  constexpr unsigned vnni = 1u << 11;
+  constexpr unsigned bf16 = 1u << 5;
+  if ((c & vnni) == 0 || __get_cpuid_count(7, 1, &a, &b, &c, &d) == 0) return cpu_isa::avx512;
+  return (a & bf16) != 0 ? cpu_isa::avx512_dot : cpu_isa::avx512;
 #else
   return cpu_isa::scalar;
 #endif

@@ -2,24 +2,37 @@
 // Decoding: one query token of every head over the unit's tokens. Tokens outside, kv heads inside. A row's maximum and
 // sum stand in every lane that is its own.
 
-/// A row's elements among the queries or outputs of a run, in the order that widen_pair gives them where `sorted`.
-/// Calls f(pointer to the run's elements, pointer to the row's, step between the row's), each for `lanes` elements.
-template <class F>
-KVCACHE_ALWAYS_INLINE void each_vector(bool sorted, float* run, float* natural, std::size_t row, std::size_t rows,
-                                       std::size_t dim, const F& f) noexcept {
+/// Element i of a vector is element natural_place<Order>(i) from where the vector begins among the row's.
+template <decode_order Order>
+[[nodiscard]] constexpr std::size_t natural_place(std::size_t i) noexcept {
+  if constexpr (Order == decode_order::even_odd) return 2 * i;
+  if constexpr (Order == decode_order::pairs) return i / 4 * 8 + i % 4;
+  return i;
+}
+template <decode_order Order>
+using order_constant = std::integral_constant<decode_order, Order>;
+
+/// A row's elements among the queries or outputs of a run. Calls f(pointer to the run's elements, pointer to the row's,
+/// order_constant), each for `lanes` elements.
+template <decode_order Order, class F>
+KVCACHE_ALWAYS_INLINE void each_vector(float* run, float* natural, std::size_t row, std::size_t rows, std::size_t dim,
+                                       const F& f) noexcept {
   constexpr std::size_t pair = 2 * lanes;
+  constexpr std::size_t second = Order == decode_order::natural ? lanes : Order == decode_order::even_odd ? 1 : 4;
   std::size_t d = 0;
   for (; d + pair <= dim; d += pair) {
     float* const at = run + d * rows + row * pair;
-    if (sorted) {
-      f(at, natural + d, std::integral_constant<std::size_t, 2>{});
-      f(at + lanes, natural + d + 1, std::integral_constant<std::size_t, 2>{});
-    } else {
-      f(at, natural + d, std::integral_constant<std::size_t, 1>{});
-      f(at + lanes, natural + d + lanes, std::integral_constant<std::size_t, 1>{});
-    }
+    f(at, natural + d, order_constant<Order>{});
+    f(at + lanes, natural + d + second, order_constant<Order>{});
   }
-  if (d < dim) f(run + d * rows + row * lanes, natural + d, std::integral_constant<std::size_t, 1>{});
+  if (d < dim) f(run + d * rows + row * lanes, natural + d, order_constant<decode_order::natural>{});
+}
+template <class F>
+KVCACHE_ALWAYS_INLINE void each_vector(decode_order order, float* run, float* natural, std::size_t row,
+                                       std::size_t rows, std::size_t dim, const F& f) noexcept {
+  if (order == decode_order::pairs) return each_vector<decode_order::pairs>(run, natural, row, rows, dim, f);
+  if (order == decode_order::even_odd) return each_vector<decode_order::even_odd>(run, natural, row, rows, dim, f);
+  each_vector<decode_order::natural>(run, natural, row, rows, dim, f);
 }
 
 /// f of each row, in all lanes that are the row's: folds lanes that are Rows, 2 Rows, ... apart.
@@ -45,11 +58,11 @@ struct decode_rows {
   const float* distance;  // as the logits lie
   const float* slope;     // [lanes]
   float* top;             // [lanes]
-  float* total;           // [lanes], to be summed over the lanes of a row
+  float* total;           // [lanes], to be summed over the lanes of a row; the products with V add to it
   float* output;          // [Rows, dim_v]
   std::size_t dim_v;
 
-  /// Logits of `tokens` tokens become weights; maxima and sums follow, outputs are scaled where a maximum has grown.
+  /// Logits of `tokens` tokens become weights; maxima follow, totals and outputs are scaled where one has grown.
   template <std::size_t Rows>
   KVCACHE_ALWAYS_INLINE void weigh(std::size_t tokens) noexcept {
     const std::size_t used = tokens * Rows;
@@ -73,29 +86,26 @@ struct decode_rows {
 
     const vec before = load(top);
     vec now = before;
-    vec sum = load(total);
     const mask grown = less(add(before, set1(rescale_threshold)), largest);
     if (any(grown)) {
       now = select(grown, largest, before);
       const vec shrink = exp2(sub(before, now));
       store(top, now);
-      sum = mul(sum, shrink);
+      store(total, mul(load(total), shrink));
       float factor[lanes];
       store(factor, shrink);
       for (std::size_t r = 0; r < Rows; ++r) {
         if (factor[r] == 1.0f) continue;
         const vec by = set1(factor[r]);
-        each_vector(false, output, output, r, Rows, dim_v,
-                    [&](float* at, const float*, auto) { store(at, mul(load(at), by)); });
+        each_vector<decode_order::natural>(output, output, r, Rows, dim_v,
+                                           [&](float* at, const float*, auto) { store(at, mul(load(at), by)); });
       }
     }
     for (std::size_t i = 0; i < whole; i += lanes) {
       const vec x = load(logits + i);
       const vec weight = select(less(x, set1(masked_below)), set1(0.0f), exp2(sub(x, now)));
       store(logits + i, weight);
-      sum = add(sum, weight);
     }
-    store(total, sum);
   }
 };
 
@@ -104,7 +114,8 @@ struct decoder {
   const decode_products& k_products;
   const decode_products& v_products;
   std::uint32_t row;  // of the step
-  float* queries;     // [heads, dim], scaled
+  float factor;       // of the logits
+  float* queries;     // [heads, dim], floats or bf16
   float* output;      // [heads, dim_v], the same
   float* top;         // [heads, padding] each; a run uses the place of its first head
   float* total;
@@ -128,13 +139,16 @@ struct decoder {
 
   void start() noexcept {
     const std::size_t dim = call.kv.head_dim;
-    const float factor = call.features.soft_cap ? call.scale : call.scale * log2_e;
     each_run([&](std::uint32_t head, std::uint32_t rows) {
       float* const run = queries + head * dim;
       for (std::uint32_t r = 0; r < rows; ++r) {
+        if (k_products.order == decode_order::pairs) {
+          copy_pairs(head + r, run, r, rows);
+          continue;
+        }
         read_query(call, row, head + r, natural);
-        each_vector(k_products.sorted, run, natural, r, rows, dim, [&](float* to, const float* from, auto step) {
-          for (std::size_t i = 0; i < lanes; ++i) to[i] = from[i * step] * factor;
+        each_vector(k_products.order, run, natural, r, rows, dim, [&](float* to, const float* from, auto order) {
+          for (std::size_t i = 0; i < lanes; ++i) to[i] = from[natural_place<order>(i)];
         });
       }
     });
@@ -148,6 +162,20 @@ struct decoder {
       for (std::uint32_t i = 0; i < cpu::padding; ++i)
         slope[head * cpu::padding + i] = call.values.alibi_slopes[head + i % rows] * log2_e;
     });
+  }
+
+  /// A query of bf16 as pairs, [vector of pairs, row, place], padded with zeros.
+  void copy_pairs(std::uint32_t head, float* run, std::size_t r, std::size_t rows) const noexcept {
+    constexpr std::size_t vector = lanes * sizeof(float);
+    const std::byte* from = call.q.data + (row * call.q.row_stride + head * call.q.head_stride) * std::int64_t{2};
+    auto* to = reinterpret_cast<std::byte*>(run + r * lanes);
+    for (std::size_t left = call.kv.head_dim * std::size_t{2}; left != 0; to += rows * vector) {
+      const std::size_t bytes = left < vector ? left : vector;
+      std::memset(to, 0, vector);
+      std::memcpy(to, from, bytes);
+      from += bytes;
+      left -= bytes;
+    }
   }
 
   void measure_distances(const decode_tokens& tokens, std::int64_t position) noexcept {
@@ -166,7 +194,8 @@ struct decoder {
     constexpr std::size_t power = Rows == 8 ? 3 : Rows == 4 ? 2 : Rows == 2 ? 1 : 0;
     const std::size_t dim_v = call.kv.head_dim_v;
     float* const out = output + head * dim_v;
-    k_products.logits[power](queries + head * std::size_t{call.kv.head_dim}, call.kv.head_dim, k, tokens, logits);
+    k_products.logits[power](queries + head * std::size_t{call.kv.head_dim}, call.kv.head_dim, k, tokens, factor,
+                             logits);
     decode_rows rows{call,
                      logits,
                      distance + power * cpu::decode_chunk * 8,
@@ -176,22 +205,26 @@ struct decoder {
                      out,
                      dim_v};
     rows.template weigh<Rows>(tokens);
-    v_products.values[power](logits, v, tokens, out, dim_v);
+    v_products.values[power](logits, v, tokens, out, dim_v, rows.total);
   }
 
   /// All heads over `tokens`; `next` follow them.
   void go_through(const decode_tokens& tokens, const decode_tokens& next) noexcept {
     const std::uint32_t group = call.q.heads / call.kv.kv_heads;
-    const std::int64_t k_step = call.kv.k.head_stride;
-    const std::int64_t v_step = call.kv.v.head_stride;
     each_run([&](std::uint32_t head, std::uint32_t rows) {
       const std::int64_t at = head / group;
+      const std::int64_t heads = call.kv.kv_heads;
       const bool asked = head % group != 0;  // by the group's first run
-      const bool last = at + 1 == std::int64_t{call.kv.kv_heads};
-      const decode_tokens& ahead = last && !asked ? next : tokens;
-      const std::int64_t then = asked ? at : last ? 0 : at + 1;
-      const decode_stream k{tokens.k, at * k_step, ahead.k, then * k_step};
-      const decode_stream v{tokens.v, at * v_step, ahead.v, then * v_step};
+      const auto stream = [&](const std::byte* const* now, const std::byte* const* then, std::int64_t step) noexcept {
+        const auto from = [&](std::int64_t which) noexcept {
+          return which < heads ? decode_head{now, which * step} : decode_head{then, which % heads * step};
+        };
+        const decode_head here = from(at);
+        return asked ? decode_stream{here, {here, here, here}}
+                     : decode_stream{here, {from(at + 1), from(at + heads), from(at + 2)}};
+      };
+      const decode_stream k = stream(tokens.k, next.k, call.kv.k.head_stride);
+      const decode_stream v = stream(tokens.v, next.v, call.kv.v.head_stride);
       if (rows == 8) run<8>(head, tokens.count, k, v);
       if (rows == 4) run<4>(head, tokens.count, k, v);
       if (rows == 2) run<2>(head, tokens.count, k, v);
@@ -209,9 +242,9 @@ struct decoder {
         if (std::bit_cast<std::uint32_t>(sum[r]) == 0) {
           std::memset(natural, 0, dim_v * sizeof(float));
         } else {
-          each_vector(v_products.sorted, output + first * dim_v, natural, r, rows, dim_v,
-                      [&](const float* from, float* to, auto step) {
-                        for (std::size_t i = 0; i < lanes; ++i) to[i * step] = from[i] / sum[r];
+          each_vector(v_products.order, output + first * dim_v, natural, r, rows, dim_v,
+                      [&](const float* from, float* to, auto order) {
+                        for (std::size_t i = 0; i < lanes; ++i) to[natural_place<order>(i)] = from[i] / sum[r];
                       });
           lse = top[first * cpu::padding + r] + std::log2(sum[r]);
         }
@@ -239,6 +272,7 @@ inline void run_decode(const attention_call& call, const work_unit& unit, float*
             k_products,
             v_products,
             tile.query_begin,
+            call.features.soft_cap ? call.scale : call.scale * log2_e,
             scratch + at.queries(),
             scratch + at.output(),
             scratch + at.top(),

@@ -38,7 +38,24 @@ struct tile_rows {
     return begin < end ? visible_range{begin, end} : visible_range{};
   }
 
+  /// What at least one row sees of the unit's tokens.
+  [[nodiscard]] visible_range visible_to_all() const noexcept {
+    const visible_range seen = visible_to_tile(call.features, call.values.window, sequence, tile);
+    return {seen.begin > unit.kv_begin ? seen.begin : unit.kv_begin, seen.end < unit.kv_end ? seen.end : unit.kv_end};
+  }
+
+  /// All but the queries.
+  void start_rows(std::uint32_t kv_head) noexcept {
+    std::memset(output, 0, rows * dim_v * sizeof(float));
+    for (std::size_t r = 0; r < rows; ++r) {
+      top[r] = masked_logit;
+      total[r] = 0;
+      slope[r] = call.features.alibi && r < count ? call.values.alibi_slopes[kv_head * group + r % group] * log2_e : 0;
+    }
+  }
+
   void start(std::uint32_t kv_head) noexcept {
+    start_rows(kv_head);
     const float factor_of_q = call.features.soft_cap ? call.scale : call.scale * log2_e;
     std::memset(queries, 0, dim * rows * sizeof(float));
     for (std::size_t r = 0; r < count; ++r) {
@@ -46,12 +63,6 @@ struct tile_rows {
       const std::uint32_t head = kv_head * group + static_cast<std::uint32_t>(r % group);
       read_query(call, row, head, keys);
       for (std::size_t d = 0; d < call.q.head_dim; ++d) queries[d * rows + r] = keys[d] * factor_of_q;
-    }
-    std::memset(output, 0, rows * dim_v * sizeof(float));
-    for (std::size_t r = 0; r < rows; ++r) {
-      top[r] = masked_logit;
-      total[r] = 0;
-      slope[r] = call.features.alibi && r < count ? call.values.alibi_slopes[kv_head * group + r % group] * log2_e : 0;
     }
   }
 
@@ -83,6 +94,11 @@ struct tile_rows {
 
   /// What each row sees of the tokens [begin, end). Returns whether every row sees all of them.
   bool bound(std::uint32_t begin, std::uint32_t end) noexcept {
+    // What rows see moves on with them, so the first one and the last one say it for most chunks.
+    if (!call.features.mask && !call.features.alibi && visible_to(tile.query_begin).end >= end) {
+      const visible_range last = visible_to(tile.query_end - 1);
+      if (last.begin <= begin && last.end >= end) return true;
+    }
     bool all = !call.features.mask;
     for (std::size_t r = 0; r < rows; ++r) {
       const std::uint32_t row = tile.query_begin + static_cast<std::uint32_t>((r < count ? r : count - 1) / group);
@@ -101,41 +117,49 @@ struct tile_rows {
     return all;
   }
 
-  /// Logits of `tokens` tokens become weights; maxima and sums follow. Returns whether a row's sums have to be scaled.
-  bool weigh(std::size_t tokens, bool all_visible) noexcept {
+  /// Logits of the tokens [begin, end) become what variant and mask make of them, for one vector of rows from `r` on.
+  /// Returns the maximum to be taken from them; where it has grown, `factor` says by how much sums so far are to be
+  /// scaled.
+  KVCACHE_ALWAYS_INLINE vec follow(std::size_t r, std::size_t begin, std::size_t end, bool all_visible,
+                                   bool& scaled) noexcept {
     const variant_features f = call.features;
     const vec cap = set1(call.values.soft_cap * log2_e);
     const vec per_cap = set1(f.soft_cap ? 1.0f / call.values.soft_cap : 0.0f);
     const vec none = set1(masked_logit);
+    vec largest = none;
+    for (std::size_t t = begin; t < end; ++t) {
+      vec x = load(logits + t * rows + r);
+      const vec at = set1(static_cast<float>(t));
+      if (f.soft_cap) x = mul(cap, tanh(mul(x, per_cap)));
+      if (f.alibi) x = sub(x, mul(load(slope + r), magnitude(sub(load(distance + r), at))));
+      if (!all_visible) {
+        mask seen = both(less(load(first_token + r), at), less(at, load(end_token + r)));
+        if (f.mask) seen = both(seen, less(set1(0.5f), load(allowed + t * rows + r)));
+        x = select(seen, x, none);
+      }
+      if (f.soft_cap || f.alibi || !all_visible) store(logits + t * rows + r, x);
+      largest = larger(x, largest);
+    }
+    const vec before = load(top + r);
+    const mask grown = less(add(before, set1(rescale_threshold)), largest);
+    if (!any(grown)) {
+      store(factor + r, set1(1.0f));
+      return before;
+    }
+    const vec now = select(grown, largest, before);
+    const vec shrink = exp2(sub(before, now));
+    store(top + r, now);
+    store(factor + r, shrink);
+    store(total + r, mul(load(total + r), shrink));
+    scaled = true;
+    return now;
+  }
+
+  /// Logits of `tokens` tokens become weights; maxima and sums follow. Returns whether a row's sums have to be scaled.
+  bool weigh(std::size_t tokens, bool all_visible) noexcept {
     bool scaled = false;
     for (std::size_t r = 0; r < rows; r += lanes) {
-      vec largest = none;
-      for (std::size_t t = 0; t < tokens; ++t) {
-        vec x = load(logits + t * rows + r);
-        const vec at = set1(static_cast<float>(t));
-        if (f.soft_cap) x = mul(cap, tanh(mul(x, per_cap)));
-        if (f.alibi) x = sub(x, mul(load(slope + r), magnitude(sub(load(distance + r), at))));
-        if (!all_visible) {
-          mask seen = both(less(load(first_token + r), at), less(at, load(end_token + r)));
-          if (f.mask) seen = both(seen, less(set1(0.5f), load(allowed + t * rows + r)));
-          x = select(seen, x, none);
-        }
-        if (f.soft_cap || f.alibi || !all_visible) store(logits + t * rows + r, x);
-        largest = larger(x, largest);
-      }
-      const vec before = load(top + r);
-      const mask grown = less(add(before, set1(rescale_threshold)), largest);
-      vec now = before;
-      if (any(grown)) {
-        now = select(grown, largest, before);
-        const vec shrink = exp2(sub(before, now));
-        store(top + r, now);
-        store(factor + r, shrink);
-        store(total + r, mul(load(total + r), shrink));
-        scaled = true;
-      } else {
-        store(factor + r, set1(1.0f));
-      }
+      const vec now = follow(r, 0, tokens, all_visible, scaled);
       vec sum = load(total + r);
       for (std::size_t t = 0; t < tokens; ++t) {
         const vec x = load(logits + t * rows + r);
@@ -196,8 +220,8 @@ struct tile_rows {
   }
 };
 
-/// The rows of a tile, kv head by kv head, over the unit's tokens.
-inline void run_tile(const attention_call& call, const work_unit& unit, float* scratch) noexcept {
+[[nodiscard]] inline tile_rows tile_rows_of(const attention_call& call, const work_unit& unit,
+                                            float* scratch) noexcept {
   const attention_plan& plan = *call.plan;
   const query_tile& tile = plan.tiles()[unit.tile];
   const planned_sequence& sequence = plan.sequences()[tile.sequence];
@@ -205,41 +229,46 @@ inline void run_tile(const attention_call& call, const work_unit& unit, float* s
                              {call.q.heads, call.kv.kv_heads, call.kv.head_dim, call.kv.head_dim_v});
   const std::uint32_t group = call.q.heads / call.kv.kv_heads;
   float* const per_row = scratch + at.per_row();
-  tile_rows rows{call,
-                 sequence,
-                 tile,
-                 unit,
-                 plan.blocks().data() + sequence.first_block,
-                 group,
-                 (tile.query_end - tile.query_begin) * std::size_t{group},
-                 at.rows,
-                 at.dim,
-                 at.dim_v,
-                 scratch + at.queries(),
-                 scratch + at.output(),
-                 scratch + at.logits(),
-                 scratch + at.allowed(),
-                 scratch + at.keys(),
-                 scratch + at.values(),
-                 per_row,
-                 per_row + at.rows,
-                 per_row + 2 * at.rows,
-                 per_row + 3 * at.rows,
-                 per_row + 4 * at.rows,
-                 per_row + 5 * at.rows,
-                 per_row + 6 * at.rows};
+  return {call,
+          sequence,
+          tile,
+          unit,
+          plan.blocks().data() + sequence.first_block,
+          group,
+          (tile.query_end - tile.query_begin) * std::size_t{group},
+          at.rows,
+          at.dim,
+          at.dim_v,
+          scratch + at.queries(),
+          scratch + at.output(),
+          scratch + at.logits(),
+          scratch + at.allowed(),
+          scratch + at.keys(),
+          scratch + at.values(),
+          per_row,
+          per_row + at.rows,
+          per_row + 2 * at.rows,
+          per_row + 3 * at.rows,
+          per_row + 4 * at.rows,
+          per_row + 5 * at.rows,
+          per_row + 6 * at.rows};
+}
 
-  const visible_range seen = visible_to_tile(call.features, call.values.window, sequence, tile);
-  const std::uint32_t begin = seen.begin > unit.kv_begin ? seen.begin : unit.kv_begin;
-  const std::uint32_t end = seen.end < unit.kv_end ? seen.end : unit.kv_end;
+/// Where the chunk that holds token `from` ends, or the tokens do.
+[[nodiscard]] inline std::uint32_t chunk_end(std::uint32_t from, std::uint32_t end) noexcept {
+  return end - from <= kv_chunk - from % kv_chunk ? end : from - from % kv_chunk + kv_chunk;
+}
 
+/// The rows of a tile, kv head by kv head, over the unit's tokens.
+inline void run_tile(const attention_call& call, const work_unit& unit, float* scratch) noexcept {
+  tile_rows rows = tile_rows_of(call, unit, scratch);
+  const visible_range seen = rows.visible_to_all();
   for (std::uint32_t kv_head = 0; kv_head < call.kv.kv_heads; ++kv_head) {
     rows.start(kv_head);
-    for (std::uint32_t from = begin; from < end;) {
-      const std::uint32_t to = end - from <= kv_chunk - from % kv_chunk ? end : from - from % kv_chunk + kv_chunk;
+    for (std::uint32_t from = seen.begin; from < seen.end;) {
+      const std::uint32_t to = chunk_end(from, seen.end);
       rows.read(kv_head, from, to);
-      const std::uint32_t next = end - to < kv_chunk ? end : to + kv_chunk;
-      rows.prefetch(kv_head, to, next);
+      rows.prefetch(kv_head, to, chunk_end(to, seen.end));
       const std::size_t tokens = to - from;
       const std::size_t whole = (tokens + row_block - 1) / row_block * row_block;
       multiply(rows.logits, rows.rows, whole, rows.rows, rows.keys, rows.dim, 1, rows.queries, rows.rows,

@@ -44,6 +44,11 @@ KVCACHE_ALWAYS_INLINE vec select(mask m, vec yes, vec no) noexcept {
 KVCACHE_ALWAYS_INLINE vec round(vec a) noexcept {
   return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
+/// Rounded to what bf16 can hold, ties away from 0. Not for numbers near the largest.
+KVCACHE_ALWAYS_INLINE vec round_to_bf16(vec a) noexcept {
+  const __m512i raised = _mm512_add_epi32(_mm512_castps_si512(a), _mm512_set1_epi32(0x8000));
+  return _mm512_castsi512_ps(_mm512_and_epi32(raised, _mm512_set1_epi32(static_cast<int>(0xffff'0000u))));
+}
 KVCACHE_ALWAYS_INLINE vec scale(vec a, vec n) noexcept { return _mm512_scalef_ps(a, n); }
 
 template <class T>
@@ -87,19 +92,37 @@ KVCACHE_ALWAYS_INLINE vec swap_lanes(vec x) noexcept {
     return _mm512_permute_ps(x, 0xb1);
 }
 
-/// Lane i: the sum of the lanes of x[i].
-KVCACHE_ALWAYS_INLINE vec sums(const vec (&x)[lanes]) noexcept {
+/// First step of sums: vectors are added in pairs, the half of one beside the other's. Where the halves that stay in
+/// place can be taken by a blend, that leaves one shuffle for two.
+KVCACHE_ALWAYS_INLINE void halve(const vec (&x)[lanes], vec (&half)[lanes / 2]) noexcept {
+  KVCACHE_UNROLL
+  for (std::size_t i = 0; i < 8; ++i) {
+    const vec a = x[i / 4 * 8 + i % 4];
+    const vec b = x[i / 4 * 8 + i % 4 + 4];
+    half[i] = add(select(0xff00, b, a), _mm512_shuffle_f32x4(a, b, 0x4e));
+  }
+}
+/// The other steps.
+KVCACHE_ALWAYS_INLINE vec sums_of_halves(const vec (&half)[lanes / 2]) noexcept {
   vec quarter[4];
   KVCACHE_UNROLL
   for (std::size_t i = 0; i < 4; ++i) {
-    const vec ab = add(_mm512_shuffle_f32x4(x[i], x[i + 4], 0x44), _mm512_shuffle_f32x4(x[i], x[i + 4], 0xee));
-    const vec cd =
-        add(_mm512_shuffle_f32x4(x[i + 8], x[i + 12], 0x44), _mm512_shuffle_f32x4(x[i + 8], x[i + 12], 0xee));
-    quarter[i] = add(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+    const vec a = half[2 * i];
+    const vec b = half[2 * i + 1];
+    quarter[i] = add(select(0xcccc, b, a), _mm512_shuffle_ps(a, b, 0x4e));
   }
-  const vec ab = add(_mm512_shuffle_ps(quarter[0], quarter[1], 0x44), _mm512_shuffle_ps(quarter[0], quarter[1], 0xee));
-  const vec cd = add(_mm512_shuffle_ps(quarter[2], quarter[3], 0x44), _mm512_shuffle_ps(quarter[2], quarter[3], 0xee));
+  const vec ab =
+      add(_mm512_shuffle_f32x4(quarter[0], quarter[2], 0x88), _mm512_shuffle_f32x4(quarter[0], quarter[2], 0xdd));
+  const vec cd =
+      add(_mm512_shuffle_f32x4(quarter[1], quarter[3], 0x88), _mm512_shuffle_f32x4(quarter[1], quarter[3], 0xdd));
   return add(_mm512_shuffle_ps(ab, cd, 0x88), _mm512_shuffle_ps(ab, cd, 0xdd));
+}
+
+/// Lane i: the sum of the lanes of x[i].
+KVCACHE_ALWAYS_INLINE vec sums(const vec (&x)[lanes]) noexcept {
+  vec half[lanes / 2];
+  halve(x, half);
+  return sums_of_halves(half);
 }
 
 }  // namespace kvcache::detail::isa_avx512
