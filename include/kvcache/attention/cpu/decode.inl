@@ -123,6 +123,8 @@ struct decoder {
   float* logits;
   float* distance;  // [4, chunk * 8], for runs of 1, 2, 4 and 8 rows
   float* natural;   // one row
+  float* keys;      // [chunk, dim] each, where K and V are not read where they lie
+  float* values;
 
   template <class F>
   void each_run(const F& f) const noexcept {
@@ -232,6 +234,51 @@ struct decoder {
     });
   }
 
+  /// The same by way of floats, for K and V of any dtype: each head of a token becomes floats once for its whole group.
+  void go_through_floats(const decode_tokens& tokens, const decode_tokens& next) noexcept {
+    const std::uint32_t group = call.q.heads / call.kv.kv_heads;
+    const std::byte* k_rows[cpu::decode_chunk];
+    const std::byte* v_rows[cpu::decode_chunk];
+    for (std::size_t t = 0; t < cpu::decode_chunk; ++t) {
+      const std::size_t row_of = t < tokens.count ? t : 0;
+      k_rows[t] = reinterpret_cast<const std::byte*>(keys + row_of * call.kv.head_dim);
+      v_rows[t] = reinterpret_cast<const std::byte*>(values + row_of * call.kv.head_dim_v);
+    }
+    const decode_head k_here{k_rows, 0};
+    const decode_head v_here{v_rows, 0};
+    const decode_stream k{k_here, {k_here, k_here, k_here}};
+    const decode_stream v{v_here, {v_here, v_here, v_here}};
+    each_run([&](std::uint32_t head, std::uint32_t rows) {
+      if (head % group == 0) widen_tokens(tokens, next, head / group);
+      if (rows == 8) run<8>(head, tokens.count, k, v);
+      if (rows == 4) run<4>(head, tokens.count, k, v);
+      if (rows == 2) run<2>(head, tokens.count, k, v);
+      if (rows == 1) run<1>(head, tokens.count, k, v);
+    });
+  }
+
+  /// One head of the tokens as floats. Asks for what is read one head later.
+  void widen_tokens(const decode_tokens& tokens, const decode_tokens& next, std::uint32_t kv_head) noexcept {
+    const bool last = kv_head + 1 == call.kv.kv_heads;
+    const decode_tokens& ahead = last ? next : tokens;
+    const std::uint32_t then = last ? 0 : kv_head + 1;
+    const auto ask = [](const stored_head& from, std::uint32_t dim) noexcept {
+      const std::size_t bytes = code_bytes(from.dtype, dim);
+      for (std::size_t at = 0; at < bytes; at += 64) KVCACHE_PREFETCH(from.codes + at);
+      if (from.scales != nullptr) KVCACHE_PREFETCH(from.scales);
+    };
+    for (std::size_t t = 0; t < tokens.count; ++t) {
+      if (t < ahead.count) {
+        ask(call.kv.k_head(ahead.entry[t], ahead.offset[t], then), call.kv.head_dim);
+        ask(call.kv.v_head(ahead.entry[t], ahead.offset[t], then), call.kv.head_dim_v);
+      }
+      widen_head(call.kv.k_head(tokens.entry[t], tokens.offset[t], kv_head), call.kv.head_dim,
+                 keys + t * call.kv.head_dim);
+      widen_head(call.kv.v_head(tokens.entry[t], tokens.offset[t], kv_head), call.kv.head_dim_v,
+                 values + t * call.kv.head_dim_v);
+    }
+  }
+
   void finish(const query_tile& tile, const work_unit& unit) noexcept {
     const std::size_t dim_v = call.kv.head_dim_v;
     each_run([&](std::uint32_t first, std::uint32_t rows) {
@@ -254,17 +301,21 @@ struct decoder {
   }
 };
 
-/// Whether run_decode may take a tile.
-inline bool can_decode(const attention_call& call, const query_tile& tile) noexcept {
+/// Whether run_decode may take a tile, by way of floats or, where tails allow, straight from the pool.
+inline bool can_decode_floats(const attention_call& call, const query_tile& tile) noexcept {
   return !call.plan->options().batch_invariant && tile.query_end - tile.query_begin == 1 &&
          call.q.heads / call.kv.kv_heads < cpu::decode_group && call.kv.head_dim % 16 == 0 &&
-         call.kv.head_dim_v % 16 == 0 &&
+         call.kv.head_dim_v % 16 == 0;
+}
+inline bool can_decode(const attention_call& call, const query_tile& tile) noexcept {
+  return can_decode_floats(call, tile) &&
          (call.plan->tail_blocks_needed() == 0 ||
           (call.kv.k.head_stride == call.kv.k_tail.head_stride && call.kv.v.head_stride == call.kv.v_tail.head_stride));
 }
 
 inline void run_decode(const attention_call& call, const work_unit& unit, float* scratch,
-                       const decode_products& k_products, const decode_products& v_products) noexcept {
+                       const decode_products& k_products, const decode_products& v_products,
+                       bool by_floats = false) noexcept {
   const query_tile& tile = call.plan->tiles()[unit.tile];
   const planned_sequence& sequence = call.plan->sequences()[tile.sequence];
   const cpu::decode_scratch at({call.q.heads, call.kv.kv_heads, call.kv.head_dim, call.kv.head_dim_v});
@@ -280,7 +331,9 @@ inline void run_decode(const attention_call& call, const work_unit& unit, float*
             scratch + at.slope(),
             scratch + at.logits(),
             scratch + at.distance(),
-            scratch + at.row()};
+            scratch + at.row(),
+            scratch + at.keys(),
+            scratch + at.values()};
   d.start();
   const block_id* const table = call.plan->blocks().data() + sequence.first_block;
   const std::int64_t position = sequence.position(tile.query_begin);
@@ -295,7 +348,11 @@ inline void run_decode(const attention_call& call, const work_unit& unit, float*
   while (now->count != 0) {
     take_tokens(call, table, tile.query_begin, from, end, *next);
     if (call.features.alibi) d.measure_distances(*now, position);
-    d.go_through(*now, next->count != 0 ? *next : *now);
+    const decode_tokens& then = next->count != 0 ? *next : *now;
+    if (by_floats)
+      d.go_through_floats(*now, then);
+    else
+      d.go_through(*now, then);
     decode_tokens* const done = now;
     now = next;
     next = done;
@@ -305,9 +362,12 @@ inline void run_decode(const attention_call& call, const work_unit& unit, float*
 
 template <class K, class V>
 void run_unit(const attention_call& call, const work_unit& unit, float* scratch) noexcept {
+  const query_tile& tile = call.plan->tiles()[unit.tile];
   if constexpr (wide_element<K> && wide_element<V>) {
-    if (can_decode(call, call.plan->tiles()[unit.tile]))
-      return run_decode(call, unit, scratch, products_of<K>, products_of<V>);
+    if (can_decode(call, tile)) return run_decode(call, unit, scratch, products_of<K>, products_of<V>);
+  } else {
+    if (can_decode_floats(call, tile))
+      return run_decode(call, unit, scratch, products_of<f32>, products_of<f32>, true);
   }
   run_tile(call, unit, scratch);
 }

@@ -11,6 +11,8 @@ struct decode_tokens {
   const std::byte* k[cpu::decode_chunk];
   const std::byte* v[cpu::decode_chunk];
   std::uint32_t position[cpu::decode_chunk];
+  block_id entry[cpu::decode_chunk];        // of the table
+  std::uint32_t offset[cpu::decode_chunk];  // within the block
   std::size_t count = 0;
 };
 
@@ -32,6 +34,8 @@ inline void take_tokens(const attention_call& call, const block_id* table, std::
         to.k[to.count] = k;
         to.v[to.count] = v;
         to.position[to.count] = at;
+        to.entry[to.count] = entry;
+        to.offset[to.count] = offset;
         ++to.count;
       }
       k += k_plane.token_stride;

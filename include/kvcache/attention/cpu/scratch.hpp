@@ -58,7 +58,11 @@ struct decode_scratch {
     return logits() + decode_chunk * 8;
   }                                                                                                    // [4, chunk, 8]
   [[nodiscard]] constexpr std::size_t row() const noexcept { return distance() + decode_chunk * 32; }  // [dim or dim_v]
-  [[nodiscard]] constexpr std::size_t size() const noexcept { return row() + (dim > dim_v ? dim : dim_v); }
+  [[nodiscard]] constexpr std::size_t keys() const noexcept {
+    return row() + (dim > dim_v ? dim : dim_v);
+  }                                                                                                    // [chunk, dim]
+  [[nodiscard]] constexpr std::size_t values() const noexcept { return keys() + decode_chunk * dim; }  // [chunk, dim_v]
+  [[nodiscard]] constexpr std::size_t size() const noexcept { return values() + decode_chunk * dim_v; }
 };
 
 }  // namespace kvcache::detail::cpu
