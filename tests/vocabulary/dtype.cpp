@@ -37,7 +37,8 @@ TEST_CASE(KVCACHE_TEST_BUILD "every f16 widens to its worth and comes back") {
       if (magnitude == 0x7c00u)
         REQUIRE((wide & 0x7fff'ffffu) == 0x7f80'0000u);
       else
-        REQUIRE(static_cast<double>(of_bits(wide & 0x7fff'ffffu)) == kvcache_test::worth(magnitude, 10));
+        REQUIRE(static_cast<double>(of_bits(wide & 0x7fff'ffffu)) ==
+                kvcache_test::worth(magnitude, kvcache_test::format_of<f16>));
       REQUIRE(wide >> 31 == b >> 15);
       REQUIRE(half(of_bits(wide)) == b);
     }
