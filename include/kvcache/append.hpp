@@ -76,8 +76,7 @@ inline void check_append(const kv_view& view, std::uint32_t k_rows, std::uint32_
     const bool in_tail = slot >= tail_first && slot < tail_end;
     if (in_pool && sealed)
       refuse_append("slot " + std::to_string(slot) + " of row " + std::to_string(row) + " is in block " +
-                    std::to_string(slot / size) + ", which " +
-                    name(seals(view.k_dtype) ? view.k_dtype : view.v_dtype) +
+                    std::to_string(slot / size) + ", which " + name(seals(view.k_dtype) ? view.k_dtype : view.v_dtype) +
                     " seals as a whole; write to a block of the tail pool, whose slots have tail_bit");
     if (!in_pool && !in_tail && slot != no_slot)
       refuse_append("slot " + std::to_string(slot) + " of row " + std::to_string(row) + " is outside the pool's " +
@@ -166,12 +165,12 @@ void write_kv(const kv_view& view, const rows_view<K>& k, const rows_view<V>& v,
   const std::uint32_t first = share(ith);
   const std::uint32_t last = share(ith + 1);
   if (first == last) return;
-  write_rows(row_writer<K>{view.k, view.k_scales, view.k_tail, view.k_dtype, view.k_tail_dtype(), view.block_size, k,
-                           slots},
-             first, last);
-  write_rows(row_writer<V>{view.v, view.v_scales, view.v_tail, view.v_dtype, view.v_tail_dtype(), view.block_size, v,
-                           slots},
-             first, last);
+  write_rows(
+      row_writer<K>{view.k, view.k_scales, view.k_tail, view.k_dtype, view.k_tail_dtype(), view.block_size, k, slots},
+      first, last);
+  write_rows(
+      row_writer<V>{view.v, view.v_scales, view.v_tail, view.v_dtype, view.v_tail_dtype(), view.block_size, v, slots},
+      first, last);
 }
 
 /// append into a pool whose block 0 is the null block: its slots are refused as well.
@@ -188,8 +187,8 @@ void append_beyond_null(const kv_view& view, const rows_view<K>& k, const rows_v
 /// slots[r], and nowhere where that is no_slot. One token, a chunk of a prompt and a ragged batch are the same call.
 /// `k` is [rows, kv_heads, head_dim], `v` [rows, kv_heads, head_dim_v], each with strides and an element type of its
 /// own (any element type), rotated where the pool's dtype is, and converted or quantised to it: nearest, ties to even;
-/// the same element type is copied bit for bit. Formats that seal whole blocks take tokens into the tail pool only. More
-/// slots than rows are allowed, for padded batches; no slot may be named twice.
+/// the same element type is copied bit for bit. Formats that seal whole blocks take tokens into the tail pool only.
+/// More slots than rows are allowed, for padded batches; no slot may be named twice.
 ///
 /// Raises invalid_argument, naming value and limit, and writes nothing where the shapes are not the pool's, slots are
 /// too few, or a slot lies outside the pool. O(rows * kv_heads * (head_dim + head_dim_v)). Calls that write different

@@ -4,8 +4,8 @@
 #include <kvcache/convert.hpp>
 #include <kvcache/dtype.hpp>
 #include <kvcache/error.hpp>
-#include <kvcache/quantization.hpp>
 #include <kvcache/quantise.hpp>
+#include <kvcache/quantization.hpp>
 #include <kvcache/transfer.hpp>
 #include <kvcache/types.hpp>
 #include <kvcache/views.hpp>
@@ -108,9 +108,9 @@ inline void copy(const kv_view& view, std::span<const block_copy> copies) {
              view.blocks);
     if (c.tokens > view.block_size) refuse("tokens to copy are", c.tokens, "a block holds", view.block_size);
   }
-  const detail::copied_plane k{view.k,           view.k_scales, view.k_tail, view.k_dtype, view.k_tail_dtype(),
+  const detail::copied_plane k{view.k,        view.k_scales, view.k_tail, view.k_dtype, view.k_tail_dtype(),
                                view.kv_heads, view.head_dim};
-  const detail::copied_plane v{view.v,           view.v_scales, view.v_tail, view.v_dtype, view.v_tail_dtype(),
+  const detail::copied_plane v{view.v,        view.v_scales, view.v_tail, view.v_dtype, view.v_tail_dtype(),
                                view.kv_heads, view.v_dim()};
   for (const block_copy& c : copies) {
     if (c.tokens == 0 || c.source == c.destination) continue;

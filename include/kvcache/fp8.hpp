@@ -57,9 +57,9 @@ namespace detail {
 
 /// How a type of 8 bits holds numbers.
 struct fp8_range {
-  unsigned mantissa;     ///< bits
-  int bias;              ///< of the exponent
-  std::uint32_t largest; ///< code of the largest number
+  unsigned mantissa;      ///< bits
+  int bias;               ///< of the exponent
+  std::uint32_t largest;  ///< code of the largest number
 
   [[nodiscard]] constexpr std::uint32_t first_normal() const noexcept {  // as f32 bits
     return static_cast<std::uint32_t>(128 - bias) << 23;

@@ -64,8 +64,8 @@ template <unsigned Group>
 struct dtype_traits<int4_grouped<Group>> {
   static_assert(Group == 16 || Group == 32 || Group == 64 || Group == 128,
                 "int4_grouped<Group> needs a Group of 16, 32, 64 or 128 elements");
-  static constexpr dtype_id id = Group == 16   ? dtype_id::int4_grouped_16
-                                 : Group == 64 ? dtype_id::int4_grouped_64
+  static constexpr dtype_id id = Group == 16    ? dtype_id::int4_grouped_16
+                                 : Group == 64  ? dtype_id::int4_grouped_64
                                  : Group == 128 ? dtype_id::int4_grouped_128
                                                 : dtype_id::int4_grouped_32;
   static constexpr const char* name = kvcache::name(id);
@@ -75,8 +75,8 @@ template <unsigned Group>
 struct dtype_traits<int4_grouped_asymmetric<Group>> {
   static_assert(Group == 16 || Group == 32 || Group == 64 || Group == 128,
                 "int4_grouped_asymmetric<Group> needs a Group of 16, 32, 64 or 128 elements");
-  static constexpr dtype_id id = Group == 16   ? dtype_id::int4_grouped_asymmetric_16
-                                 : Group == 64 ? dtype_id::int4_grouped_asymmetric_64
+  static constexpr dtype_id id = Group == 16    ? dtype_id::int4_grouped_asymmetric_16
+                                 : Group == 64  ? dtype_id::int4_grouped_asymmetric_64
                                  : Group == 128 ? dtype_id::int4_grouped_asymmetric_128
                                                 : dtype_id::int4_grouped_asymmetric_32;
   static constexpr const char* name = kvcache::name(id);

@@ -30,9 +30,8 @@ inline void seal_plane(const kv_view& view, const block_seal& s, bool keys) {
   for (std::uint32_t head = 0; head < view.kv_heads; ++head) {
     if (seals(dtype)) {
       seal_head(
-          dtype, view.block_size, dim,
-          [&](std::uint32_t token, float* x) { read_head(stored(token, head), dim, x); }, plane.at(s.block, 0, head),
-          plane.token_stride, scales.at(s.block, 0, head));
+          dtype, view.block_size, dim, [&](std::uint32_t token, float* x) { read_head(stored(token, head), dim, x); },
+          plane.at(s.block, 0, head), plane.token_stride, scales.at(s.block, 0, head));
       continue;
     }
     for (std::uint32_t token = 0; token < view.block_size; ++token) {
