@@ -94,7 +94,7 @@ TEST_CASE(KVCACHE_TEST_BUILD "attention_15 rounding at the edges of e4m3") {
   CHECK(e4m3(0x1p-9f) == 0x01);                    // the least subnormal
   CHECK(e4m3(0x1p-10f) == 0x00);                   // tie, to zero
   CHECK(e4m3(of_bits(bits_of(0x1p-10f) + 1)) == 0x01);
-  CHECK(e4m3(3 * 0x1p-10f) == 0x02);            // tie, to even
+  CHECK(e4m3(3 * 0x1p-10f) == 0x02);           // tie, to even
   CHECK(e4m3(of_bits(0x8000'0000u)) == 0x80);  // -0
   CHECK(e4m3(of_bits(0x8000'0001u)) == 0x80);  // an f32 subnormal
 }
