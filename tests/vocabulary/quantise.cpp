@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every scale, zero point and code that formats store, and every float read back, against an oracle in double precision.
+// Every scale, zero point and code that formats store, and every float read back, against an oracle in double
+// precision.
 #include <kvcache/quantise.hpp>
 
 #include <algorithm>
@@ -114,8 +115,8 @@ void check_block(dtype_id dtype, const float_rows& rows) {
 }
 
 enum class kind { gaussian, biased, constant, tiny, huge, largest, mixed, special, subnormal, never_finite };
-constexpr kind kinds[] = {kind::gaussian, kind::biased,  kind::constant,  kind::tiny,        kind::huge, kind::largest,
-                          kind::mixed,    kind::special, kind::subnormal, kind::never_finite};
+constexpr kind kinds[] = {kind::gaussian, kind::biased, kind::constant, kind::tiny,      kind::huge,
+                          kind::largest,  kind::mixed,  kind::special,  kind::subnormal, kind::never_finite};
 
 float_rows rows_of(kind what, std::uint32_t rows, std::uint32_t dim, std::uint32_t seed) {
   float_rows out = gaussian_rows(rows, dim, seed);
@@ -134,7 +135,9 @@ float_rows rows_of(kind what, std::uint32_t rows, std::uint32_t dim, std::uint32
       case kind::special:
         if (random() % 11 == 0) x = std::bit_cast<float>(specials[random() % 12]);
         break;
-      case kind::subnormal: x = std::bit_cast<float>(static_cast<std::uint32_t>(0x8000'0000u | random() % 0x0080'0000u)); break;
+      case kind::subnormal:
+        x = std::bit_cast<float>(static_cast<std::uint32_t>(0x8000'0000u | random() % 0x0080'0000u));
+        break;
       case kind::never_finite: x = std::bit_cast<float>(specials[3 + random() % 2]); break;
     }
   }
@@ -146,7 +149,8 @@ float_rows rows_of(kind what, std::uint32_t rows, std::uint32_t dim, std::uint32
 TEST_CASE(KVCACHE_TEST_BUILD "formats with scales per token store what their documentation says") {
   std::uint32_t seed = 0;
   for (const kind what : kinds)
-    for (const std::uint32_t dim : {1u, 2u, 7u, 16u, 17u, 31u, 32u, 33u, 48u, 64u, 80u, 96u, 100u, 128u, 192u, 1'000u, 1'024u}) {
+    for (const std::uint32_t dim :
+         {1u, 2u, 7u, 16u, 17u, 31u, 32u, 33u, 48u, 64u, 80u, 96u, 100u, 128u, 192u, 1'000u, 1'024u}) {
       const float_rows rows = rows_of(what, dim > 200 ? 1 : 8, dim, ++seed);
       CAPTURE(static_cast<int>(what), seed);
       for (const dtype_id dtype : per_token)
@@ -179,7 +183,8 @@ TEST_CASE(KVCACHE_TEST_BUILD "a special element at any place changes its group a
     }
 }
 
-TEST_CASE(KVCACHE_TEST_BUILD "infinity reads as the largest finite element that shares its scale, NaN spoils a token's group") {
+TEST_CASE(KVCACHE_TEST_BUILD
+          "infinity reads as the largest finite element that shares its scale, NaN spoils a token's group") {
   const float infinity = std::bit_cast<float>(0x7f80'0000u);
   const float nan = std::bit_cast<float>(0x7fc0'0000u);
   float_rows in{32, std::vector<float>(64)};
@@ -234,7 +239,8 @@ TEST_CASE(KVCACHE_TEST_BUILD "elements that are all alike keep their worth") {
 
 TEST_CASE(KVCACHE_TEST_BUILD "a rotation turned twice is the vector, and keeps its length") {
   std::uint32_t seed = 0;
-  for (const std::uint32_t dim : {1u, 2u, 3u, 4u, 8u, 12u, 16u, 32u, 48u, 64u, 80u, 96u, 112u, 128u, 192u, 256u, 512u, 1'024u}) {
+  for (const std::uint32_t dim :
+       {1u, 2u, 3u, 4u, 8u, 12u, 16u, 32u, 48u, 64u, 80u, 96u, 112u, 128u, 192u, 256u, 512u, 1'024u}) {
     const float_rows rows = gaussian_rows(4, dim, ++seed);
     for (std::uint32_t r = 0; r < 4; ++r) {
       std::vector<float> x(rows.row(r), rows.row(r) + dim);
@@ -256,7 +262,7 @@ TEST_CASE(KVCACHE_TEST_BUILD "a rotation turned twice is the vector, and keeps i
 TEST_CASE(KVCACHE_TEST_BUILD "a rotation is the Hadamard matrix of Sylvester, divided by the root of its size") {
   for (const std::uint32_t dim : {1u, 2u, 4u, 8u, 16u, 32u, 48u, 64u, 80u, 96u, 128u, 256u, 1'024u}) {
     const std::uint32_t run = dim & (~dim + 1);
-    for (std::uint32_t column = 0; column < dim; column += dim > 64 ? 13 : 1) {
+    for (std::uint32_t column = 0; column<dim; column += dim> 64 ? 13 : 1) {
       std::vector<double> unit(dim);
       unit[column] = 1;
       rotate(unit.data(), dim);

@@ -132,8 +132,10 @@ TEST_CASE("per-channel formats err as plain asymmetric quantisation does, for bl
     for (const float_rows* data : {&gaussian(), &biased()}) {
       CAPTURE(tokens);
       // Stored scales and zero points are bf16: a range is 1 % larger then, or 1 / 16 of what is farthest from 0.
-      check_within(stored_error(dtype_id::int4_per_channel, *data, tokens), plain_channel_error(*data, tokens, 15), 0.03);
-      check_within(stored_error(dtype_id::int2_per_channel, *data, tokens), plain_channel_error(*data, tokens, 3), 0.03);
+      check_within(stored_error(dtype_id::int4_per_channel, *data, tokens), plain_channel_error(*data, tokens, 15),
+                   0.03);
+      check_within(stored_error(dtype_id::int2_per_channel, *data, tokens), plain_channel_error(*data, tokens, 3),
+                   0.03);
     }
   CHECK(bytes_per_element(dtype_id::int4_per_channel, 16) == 0.75);
   CHECK(bytes_per_element(dtype_id::int4_per_channel, 64) == 0.5625);

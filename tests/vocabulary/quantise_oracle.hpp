@@ -51,9 +51,7 @@ struct expected_group {
   [[nodiscard]] int lowest() const { return q.bits == 8 ? -127 : 0; }
   [[nodiscard]] int highest() const { return q.bits == 8 ? 127 : (1 << q.bits) - 1; }
   /// What a code stands for.
-  [[nodiscard]] double worth(int code) const {
-    return zero + scale * (q.bits == 8 || q.zero_points ? code : code - 8);
-  }
+  [[nodiscard]] double worth(int code) const { return zero + scale * (q.bits == 8 || q.zero_points ? code : code - 8); }
   /// Whether `code` is the nearest to element i, or as near as makes no difference.
   [[nodiscard]] bool nearest(std::size_t i, int code) const {
     if (code < lowest() || code > highest()) return false;
