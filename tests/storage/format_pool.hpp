@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the documentation of storage puts codes, scales and tails, worked out afresh, and what calls have to leave there.
+// Where the documentation of storage puts codes, scales and tails, worked out afresh, and what calls have to leave
+// there.
 #pragma once
 
 #include <kvcache/quantise.hpp>
@@ -54,8 +55,7 @@ struct format_order {
   [[nodiscard]] std::uint64_t codes(std::uint32_t layer, bool keys, kvcache::block_id entry, std::uint64_t token,
                                     std::uint64_t head) const {
     const bool in_tail = (entry & kvcache::tail_bit) != 0;
-    const std::uint64_t before =
-        keys ? 0 : code_plane(layer, true, in_tail) + scale_plane(layer, true, in_tail);
+    const std::uint64_t before = keys ? 0 : code_plane(layer, true, in_tail) + scale_plane(layer, true, in_tail);
     return block(layer, entry) + before + inside(token, head) * head_bytes(layer, keys, in_tail);
   }
   [[nodiscard]] std::uint64_t scales(std::uint32_t layer, bool keys, kvcache::block_id entry, std::uint64_t token,
@@ -152,16 +152,15 @@ class expected_pool {
                                        std::uint64_t head) {
     std::vector<float> x(order_.dim(keys));
     const bool in_tail = (entry & kvcache::tail_bit) != 0;
-    kvcache::read_head({at(order_.codes(layer, keys, entry, token, head)),
-                        in_tail ? nullptr : at(order_.scales(layer, keys, entry, token, head)),
-                        order_.dtype(layer, keys, in_tail)},
-                       order_.dim(keys), x.data());
+    kvcache::read_head(
+        {at(order_.codes(layer, keys, entry, token, head)),
+         in_tail ? nullptr : at(order_.scales(layer, keys, entry, token, head)), order_.dtype(layer, keys, in_tail)},
+        order_.dim(keys), x.data());
     return x;
   }
   void put(std::uint32_t layer, bool keys, kvcache::block_id entry, std::uint64_t token, std::uint64_t head,
            const std::vector<float>& x) {
-    const kvcache::dtype_id id =
-        kvcache::without_rotation(order_.dtype(layer, keys, (entry & kvcache::tail_bit) != 0));
+    const kvcache::dtype_id id = kvcache::without_rotation(order_.dtype(layer, keys, (entry & kvcache::tail_bit) != 0));
     std::byte* const to = at(order_.codes(layer, keys, entry, token, head));
     if (kvcache::quantization_of(id).bits == 0)
       kvcache::convert(x.data(), x.size(), to, id);

@@ -24,7 +24,8 @@ constexpr std::uint32_t block_sizes[] = {1, 7, 16, 64};
 
 using token_bundles =
     std::tuple<bundle<int8_per_token, int4_grouped<32>, nhd>, bundle<int4_grouped<16>, fp8_e5m2, hnd>,
-               bundle<fp8_e4m3, int4_grouped_asymmetric<64>, nhd>, bundle<rotated<int4_grouped<32>>, rotated<bf16>, hnd>,
+               bundle<fp8_e4m3, int4_grouped_asymmetric<64>, nhd>,
+               bundle<rotated<int4_grouped<32>>, rotated<bf16>, hnd>,
                bundle<rotated<fp8_e4m3>, int4_grouped_asymmetric<16>, nhd>,
                bundle<int4_grouped<128>, int4_grouped_asymmetric<128>, hnd>,
                bundle<int4_grouped<64>, int4_grouped_asymmetric<32>, nhd>, bundle<f16, rotated<int8_per_token>, hnd>>;
@@ -57,8 +58,8 @@ void check_append(std::uint32_t block_size, geometry shape) {
 
 }  // namespace
 
-TEMPLATE_LIST_TEST_CASE("R16 R20 codes and scales of each row go where they belong, copied ones too, and no other byte", "",
-                        token_bundles) {
+TEMPLATE_LIST_TEST_CASE("R16 R20 codes and scales of each row go where they belong, copied ones too, and no other byte",
+                        "", token_bundles) {
   for (const std::uint32_t block_size : block_sizes) {
     check_append<TestType>(block_size, {.layers = 2, .kv_heads = 3, .head_dim = 20});
     check_append<TestType>(block_size, {.layers = 1, .kv_heads = 2, .head_dim = 80, .head_dim_v = 33});
@@ -66,7 +67,8 @@ TEMPLATE_LIST_TEST_CASE("R16 R20 codes and scales of each row go where they belo
   }
 }
 
-TEMPLATE_LIST_TEST_CASE("attention_14 R21 sequences in one append share no scale, and -1 writes none", "", token_bundles) {
+TEMPLATE_LIST_TEST_CASE("attention_14 R21 sequences in one append share no scale, and -1 writes none", "",
+                        token_bundles) {
   constexpr geometry shape{.layers = 1, .kv_heads = 2, .head_dim = 48};
   for (const std::uint32_t block_size : block_sizes) {
     const auto k = random_values<float>(4 * 2 * 48, 1);
@@ -115,7 +117,8 @@ TEST_CASE("attention_10 codes and scales follow a block stride beyond the natura
     const rows_view<const float> k(values.data(), 3, 2, 64);
     const rows_view<const float> v(values.data() + 3 * 2 * 64, 3, 2, 64);
     const std::vector<block_id> ids{1, 4'097, 5'999};
-    append(view, k, v, std::vector<slot_id>{make_slot(ids[0], 15, size), make_slot(ids[1], 3, size), make_slot(ids[2], 0, size)});
+    append(view, k, v,
+           std::vector<slot_id>{make_slot(ids[0], 15, size), make_slot(ids[1], 3, size), make_slot(ids[2], 0, size)});
     const std::uint32_t tokens[] = {15, 3, 0};
     copy(view, std::vector<block_copy>{{0, 5'999, 4'500, 1}});
     const auto check = [&](const float* row, const plane_view& codes, const plane_view& scales, block_id block,
@@ -123,7 +126,8 @@ TEST_CASE("attention_10 codes and scales follow a block stride beyond the natura
       std::vector<std::byte> wanted(code_bytes(dtype, 64));
       std::vector<std::byte> wanted_scales(scale_bytes(dtype, 64));
       quantise_head(dtype, row, 64, wanted.data(), wanted_scales.data());
-      const std::byte* const at = codes.base + std::int64_t{block} * stride + token * codes.token_stride + h * codes.head_stride;
+      const std::byte* const at =
+          codes.base + std::int64_t{block} * stride + token * codes.token_stride + h * codes.head_stride;
       const std::byte* const scales_at =
           scales.base + std::int64_t{block} * stride + token * scales.token_stride + h * scales.head_stride;
       CHECK(std::memcmp(at, wanted.data(), wanted.size()) == 0);

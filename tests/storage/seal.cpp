@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Formats with scales per channel: tokens wait in the tail pool, whole blocks are sealed, sealed ones copied and reopened.
+// Formats with scales per channel: tokens wait in the tail pool, whole blocks are sealed, sealed ones copied and
+// reopened.
 #include <kvcache/fp8.hpp>
 #include <kvcache/quantization.hpp>
 
@@ -65,8 +66,9 @@ void refuse(const geometry& g, typename storage<Policies>::options options, cons
 
 }  // namespace
 
-TEMPLATE_LIST_TEST_CASE("R20 tokens wait at 16 bits, a seal stores their block, copies follow, a copy to a tail reopens", "",
-                        sealed_bundles) {
+TEMPLATE_LIST_TEST_CASE(
+    "R20 tokens wait at 16 bits, a seal stores their block, copies follow, a copy to a tail reopens", "",
+    sealed_bundles) {
   for (const std::uint32_t block_size : block_sizes)
     for (const std::vector<std::uint32_t>& wide : {std::vector<std::uint32_t>{}, std::vector<std::uint32_t>{1}}) {
       storage<TestType> pool(shape, {.blocks = 5, .block_size = block_size, .tail_blocks = 4, .wide_layers = wide});
@@ -82,8 +84,8 @@ TEMPLATE_LIST_TEST_CASE("R20 tokens wait at 16 bits, a seal stores their block, 
       REQUIRE(differences(snapshot(pool), expected.image()) == 0);
 
       const std::uint32_t some = (block_size + 1) / 2;
-      const std::vector<block_copy> copies{{0, 4, 2, block_size},              // a sealed block
-                                           {0, 1, tail_bit | 3, some},         // reopened
+      const std::vector<block_copy> copies{{0, 4, 2, block_size},       // a sealed block
+                                           {0, 1, tail_bit | 3, some},  // reopened
                                            {0, tail_bit | 1, tail_bit | 0, some}};
       pool.copy(copies);
       for (const block_copy& c : copies) expected.copy(c);
@@ -111,7 +113,8 @@ TEMPLATE_LIST_TEST_CASE("attention_13 R20 200 tokens at once or 32 and then one 
 
 TEST_CASE("R20 a block that is reopened and sealed again loses no more than it had lost") {
   // What int8 codes say, bf16 can nearly hold: codes move by one at most.
-  storage<bundle<int8_per_channel, int8_per_channel, nhd>> pool(shape, {.blocks = 2, .block_size = 16, .tail_blocks = 1});
+  storage<bundle<int8_per_channel, int8_per_channel, nhd>> pool(shape,
+                                                                {.blocks = 2, .block_size = 16, .tail_blocks = 1});
   append_tokens(pool, nullptr, 16, {16});
   pool.seal(std::vector<block_seal>{{0, 0, 1}});
   pool.copy(std::vector<block_copy>{{0, 1, tail_bit, 16}});
@@ -142,7 +145,8 @@ TEST_CASE("R20 slots of blocks that are sealed as a whole are refused, those of 
 }
 
 TEST_CASE("R10 copies and seals that name no block of their pool are refused, and nothing is written") {
-  storage<bundle<int4_per_channel, int8_per_channel, hnd>> pool(shape, {.blocks = 3, .block_size = 16, .tail_blocks = 2});
+  storage<bundle<int4_per_channel, int8_per_channel, hnd>> pool(shape,
+                                                                {.blocks = 3, .block_size = 16, .tail_blocks = 2});
   append_tokens(pool, nullptr, 16, {16});
   const bytes before = snapshot(pool);
   const auto refuse_seal = [&](block_seal wrong, const std::string& text) {
@@ -165,7 +169,8 @@ TEST_CASE("R10 copies and seals that name no block of their pool are refused, an
 TEST_CASE("a tail pool is needed where blocks are sealed, and refused elsewhere") {
   using sealed = bundle<int4_per_channel, bf16, nhd>;
   using plain = bundle<int8_per_token, bf16, nhd>;
-  refuse<sealed>(shape, {.blocks = 2, .block_size = 16}, "tail_blocks is 0, 1 to 2147483647 possible where int4_per_channel");
+  refuse<sealed>(shape, {.blocks = 2, .block_size = 16},
+                 "tail_blocks is 0, 1 to 2147483647 possible where int4_per_channel");
   refuse<sealed>(shape, {.blocks = 2, .block_size = 16, .tail_blocks = tail_bit}, "tail_blocks is 2147483648");
   refuse<plain>(shape, {.blocks = 2, .block_size = 16, .tail_blocks = 1}, "tail_blocks is 1, 0 possible");
   static_assert(storage<sealed>::seals_blocks && !storage<plain>::seals_blocks);
@@ -176,7 +181,8 @@ TEST_CASE("wide layers are named once, in rising order, and lie as the tail pool
   const std::vector<std::uint32_t> beyond{3};
   const std::vector<std::uint32_t> falling{2, 1};
   const std::vector<std::uint32_t> twice{1, 1};
-  refuse<plain>(shape, {.blocks = 2, .block_size = 16, .wide_layers = beyond}, "wide_layers names layer 3 of 3 at place 0");
+  refuse<plain>(shape, {.blocks = 2, .block_size = 16, .wide_layers = beyond},
+                "wide_layers names layer 3 of 3 at place 0");
   refuse<plain>(shape, {.blocks = 2, .block_size = 16, .wide_layers = falling}, "layer 1 of 3 at place 1");
   refuse<plain>(shape, {.blocks = 2, .block_size = 16, .wide_layers = twice}, "layer 1 of 3 at place 1");
 
@@ -187,8 +193,8 @@ TEST_CASE("wide layers are named once, in rising order, and lie as the tail pool
   CHECK(pool.view(1).k_dtype == dtype_id::int8_per_token);
   CHECK(pool.view(2).v_dtype == dtype_id::bfloat16);
   CHECK(pool.bytes_per_block() == storage<plain>::bytes_per_block(shape, 16, 2));
-  const std::uint64_t narrow = 2 * 16 * 40 + 2 * 16 * 2 + 1'088 /* of 544 codes, 17 bytes a head */ / 2 + 32 /* on to 64 */ +
-                               2 * 16 * 4;
+  const std::uint64_t narrow =
+      2 * 16 * 40 + 2 * 16 * 2 + 1'088 /* of 544 codes, 17 bytes a head */ / 2 + 32 /* on to 64 */ + 2 * 16 * 4;
   CHECK(storage<plain>::bytes_per_block({.layers = 1, .kv_heads = 2, .head_dim = 40, .head_dim_v = 33}, 16) == narrow);
   const std::uint64_t bf16_layer = 2 * 16 * 40 * 2 + 2 * 16 * 33 * 2;
   CHECK(pool.bytes_per_block() == 2 * bf16_layer + narrow);
@@ -210,13 +216,14 @@ TEST_CASE("a footprint is what the storage takes") {
   for (const std::uint32_t block_size : block_sizes) {
     const std::vector<std::uint32_t> wide{2};
     const storage<sealed> pool(shape, {.blocks = 5, .block_size = block_size, .tail_blocks = 3, .wide_layers = wide});
-    const storage_footprint taken =
-        storage<sealed>::footprint_of(shape, {.blocks = 5, .block_size = block_size, .tail_blocks = 3, .wide_layers = wide});
+    const storage_footprint taken = storage<sealed>::footprint_of(
+        shape, {.blocks = 5, .block_size = block_size, .tail_blocks = 3, .wide_layers = wide});
     CHECK(taken.block == pool.bytes_per_block());
     CHECK(taken.tails == pool.tail_bytes());
     CHECK(pool.bytes() == 6 * taken.block + taken.tails);
     const auto up = [](std::uint64_t bytes) { return (bytes + 63) / 64 * 64; };
-    CHECK(taken.tails == 3 * 3 * (up(std::uint64_t{2} * 2 * 40 * block_size) + up(std::uint64_t{2} * 2 * 33 * block_size)));
+    CHECK(taken.tails ==
+          3 * 3 * (up(std::uint64_t{2} * 2 * 40 * block_size) + up(std::uint64_t{2} * 2 * 33 * block_size)));
   }
 }
 

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <kvcache/dtype.hpp>
 
+#include <algorithm>
 #include <bit>
 #include <cfenv>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "catch.hpp"
 #include "nearest_code.hpp"
@@ -112,6 +114,27 @@ TEST_CASE(KVCACHE_TEST_BUILD "conversions are constant expressions") {
   static_assert(from_float<float>(0.5f) == 0.5f);
   static_assert(f16{0} != f16{0x8000});  // bits, not numbers
   SUCCEED();
+}
+
+TEST_CASE(KVCACHE_TEST_BUILD "every format has a name of its own, rotated or not") {
+  std::vector<std::string> names;
+  for (std::uint8_t id = 0; id < kvcache::rotated_bit; ++id) {
+    const auto plain = static_cast<dtype_id>(id);
+    const auto turned = static_cast<dtype_id>(id | kvcache::rotated_bit);
+    if (std::string(name(plain)) == "unknown") {
+      CHECK(std::string(name(turned)) == "unknown");
+      CHECK(bits(turned) == 0);
+      continue;
+    }
+    CHECK(std::string(name(turned)) == "rotated_" + std::string(name(plain)));
+    CHECK(bits(turned) == bits(plain));
+    CHECK((kvcache::is_rotated(turned) && !kvcache::is_rotated(plain)));
+    CHECK(kvcache::without_rotation(turned) == plain);
+    names.emplace_back(name(plain));
+  }
+  std::sort(names.begin(), names.end());
+  CHECK(names.size() == 18);
+  CHECK(std::unique(names.begin(), names.end()) == names.end());
 }
 
 TEST_CASE(KVCACHE_TEST_BUILD "dtypes have names and sizes") {

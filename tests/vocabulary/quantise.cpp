@@ -225,6 +225,21 @@ TEST_CASE(KVCACHE_TEST_BUILD "attention_9 a range away from 0 is not stretched t
     }
 }
 
+TEST_CASE(KVCACHE_TEST_BUILD "a scale is the least bf16 that reaches all elements") {
+  // Ranges that some bf16 reaches exactly, and the floats around them.
+  for (std::uint32_t m = 0; m < 128; ++m)
+    for (const float steps : {127.0f, 15.0f, 8.0f, 3.0f})
+      for (int away = -2; away <= 2; ++away) {
+        const float reached = std::bit_cast<float>(0x3f80'0000u | m << 16) * steps;
+        const auto bits = static_cast<std::uint32_t>(static_cast<int>(std::bit_cast<std::uint32_t>(reached)) + away);
+        const std::vector<float> x{0.0f, std::bit_cast<float>(bits), std::bit_cast<float>(bits) / 3};
+        for (const dtype_id dtype :
+             {dtype_id::int8_per_token, dtype_id::int4_grouped_16, dtype_id::int4_grouped_asymmetric_16})
+          check_token(dtype, x);
+        for (const dtype_id dtype : per_channel) check_block(dtype, {1, x});
+      }
+}
+
 TEST_CASE(KVCACHE_TEST_BUILD "elements that are all alike keep their worth") {
   for (const float x : {0.0f, 1.0f, -1.0f, 5.123f, -0.001f, 1e30f, -1e-20f, 1e-30f}) {
     const float_rows rows{96, std::vector<float>(96 * 16, x)};
