@@ -332,11 +332,16 @@ void quantise_groups(quantization q, const float* x, std::uint32_t dim, std::byt
     if (q.group == quantise_width / 2) {  // two groups to a run
       const std::uint32_t g = i / (quantise_width / 2);
       const std::uint32_t next = dim - i > quantise_width / 2 ? g + 1 : g;
+      const float origins[] = {origin[g], origin[next]};
+      const float factors[] = {factor[g], factor[next]};
+      run_of<float> from_there;
+      run_of<float> by;
       for (std::uint32_t j = 0; j < quantise_width; ++j) {
-        const bool second = j >= quantise_width / 2;
-        run_codes[j] =
-            code_of(run[j], second ? origin[next] : origin[g], second ? factor[next] : factor[g], top, offset);
+        from_there[j] = j < quantise_width / 2 ? origins[0] : origins[1];
+        by[j] = j < quantise_width / 2 ? factors[0] : factors[1];
       }
+      for (std::uint32_t j = 0; j < quantise_width; ++j)
+        run_codes[j] = code_of(run[j], from_there[j], by[j], top, offset);
     } else {
       const std::uint32_t g = q.group == 0 ? 0 : i / q.group;
       const float from_there = origin[g];

@@ -13,7 +13,7 @@
 // [formats]
 struct quantised : kvcache::policies {
   using dtype = kvcache::kv_dtype<kvcache::rotated<kvcache::int4_grouped<32>>,  // K
-                                  kvcache::int8_per_token>;                    // V
+                                  kvcache::int8_per_token>;                     // V
 };
 
 /// The first and the last layer at 16 bits, the others quantised.
