@@ -140,13 +140,42 @@ TEST_CASE("attention_10 codes and scales follow a block stride beyond the natura
       }
       check(k.at(2, h), view.k, view.k_scales, 4'500, 0, h);
       check(v.at(2, h), view.v, view.v_scales, 4'500, 0, h);
-      const stored_head stored = view.k_head(4'097, 3, h);
-      std::vector<float> read(64);
-      read_head(stored, 64, read.data());
-      CHECK(stored.dtype == dtype);
+      const stored_head k_there = view.k_head(4'097, 3, h);
+      const stored_head v_there = view.v_head(4'097, 3, h);
+      CHECK(k_there.dtype == dtype);
+      CHECK(v_there.dtype == dtype);
+      CHECK(k_there.scales == view.k_scales.at(4'097, 3, h));
+      CHECK(v_there.scales == view.v_scales.at(4'097, 3, h));
+      CHECK(k_there.codes == view.k.at(4'097, 3, h));
+      CHECK(v_there.codes == view.v.at(4'097, 3, h));
     }
   }
   allocator.deallocate(base, total, 64);
+}
+
+TEST_CASE("attention_10 in a pool that groups share, all planes of all layers follow the pool's blocks") {
+  using policies = bundle<int8_per_token, int4_per_channel, nhd>;
+  constexpr geometry shape{.layers = 2, .kv_heads = 2, .head_dim = 48};
+  const storage<policies> own(shape, {.blocks = 3, .block_size = 16, .tail_blocks = 1});
+  const std::uint64_t block = own.bytes_per_block() + 192;
+  std::vector<std::byte> memory(block * 4 + own.tail_bytes() + 64);
+  std::byte* const base = memory.data() + (64 - reinterpret_cast<std::uintptr_t>(memory.data()) % 64) % 64;
+  const storage<policies> shared(shape, {.blocks = 3, .block_size = 16, .tail_blocks = 1}, base, block,
+                                 base + 4 * block);
+  CHECK(shared.bytes() == 0);
+  for (std::uint32_t layer = 0; layer < 2; ++layer) {
+    const kv_view view = shared.view(layer);
+    const std::byte* const planes[] = {view.k.base, view.k_scales.base, view.v.base, view.v_scales.base};
+    const std::uint64_t sizes[] = {16 * 2 * 48, 16 * 2 * 2, 16 * 2 * 24, 2 * 48 * 4};
+    std::uint64_t at = layer * own.bytes_per_block() / 2;
+    for (int i = 0; i < 4; ++i) {
+      CHECK(planes[i] == base + at);
+      at += (sizes[i] + 63) / 64 * 64;
+    }
+    for (const plane_view* plane : {&view.k, &view.k_scales, &view.v, &view.v_scales})
+      CHECK(plane->block_stride == static_cast<std::int64_t>(block));
+    CHECK(view.k_tail.base == base + 4 * block + layer * own.tail_bytes() / 2);
+  }
 }
 
 TEST_CASE("any_storage holds formats that run-time names choose") {

@@ -129,6 +129,21 @@ TEST_CASE("R20 a block that is reopened and sealed again loses no more than it h
   }
 }
 
+TEST_CASE("R20 keys longer than what can be quantised are copied to a tail as they are") {
+  storage<bundle<f32, int8_per_channel, nhd>> pool({.layers = 1, .kv_heads = 1, .head_dim = 1'500, .head_dim_v = 16},
+                                                   {.blocks = 1, .block_size = 2, .tail_blocks = 2});
+  const auto values = random_values<float>(2 * 1'500, 11);
+  const rows_view<const float> k(values.data(), 2, 1, 1'500);
+  const rows_view<const float> v(values.data(), 2, 1, 16);
+  pool.append(0, k, v, std::vector<slot_id>{make_slot(tail_bit, 0, 2), make_slot(tail_bit, 1, 2)});
+  pool.seal(std::vector<block_seal>{{0, 0, 1}});
+  pool.copy(std::vector<block_copy>{{0, 1, tail_bit | 1, 2}});
+  for (std::uint32_t token = 0; token < 2; ++token) {
+    CHECK(std::memcmp(pool.view(0).k_at(1, token, 0), k.at(token, 0), 1'500 * 4) == 0);
+    CHECK(std::memcmp(pool.view(0).k_at(tail_bit | 1, token, 0), k.at(token, 0), 1'500 * 4) == 0);
+  }
+}
+
 TEST_CASE("R20 slots of blocks that are sealed as a whole are refused, those of the tail pool taken") {
   storage<bundle<bf16, int4_per_channel, nhd>> pool(shape, {.blocks = 2, .block_size = 16, .tail_blocks = 2});
   const bytes before = snapshot(pool);
