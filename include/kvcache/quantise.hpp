@@ -207,9 +207,9 @@ struct encoder {
   const std::uint32_t positive = (above & sign_bit) != 0 ? 0u : above;
   const float span = std::bit_cast<float>(grid.zero_points ? positive : largest_bits & ~sign_bit);
   // At most one bf16 beside what is looked for. The products are exact.
-  const std::uint32_t near = (std::bit_cast<std::uint32_t>(span * (1.0f / grid.steps)) + 0xffffu) & 0xffff'0000u;
-  const std::uint32_t below = near < 0x0001'0000u ? 0u : near - 0x0001'0000u;
-  std::uint32_t scale = std::bit_cast<float>(near) * grid.steps < span ? near + 0x0001'0000u : near;
+  const std::uint32_t about = (std::bit_cast<std::uint32_t>(span * (1.0f / grid.steps)) + 0xffffu) & 0xffff'0000u;
+  const std::uint32_t below = about < 0x0001'0000u ? 0u : about - 0x0001'0000u;
+  std::uint32_t scale = std::bit_cast<float>(about) * grid.steps < span ? about + 0x0001'0000u : about;
   scale = std::bit_cast<float>(below) * grid.steps >= span ? below : scale;
   constexpr std::uint32_t least = 18u << 23;  // 2^-109
   const bool none = scale < least;
