@@ -57,6 +57,13 @@ KVCACHE_ALWAYS_INLINE void convert_run(const f16* in, float* out) noexcept {
 KVCACHE_ALWAYS_INLINE void convert_run(const float* in, bf16* out) noexcept { convert_each(in, convert_width, out); }
 KVCACHE_ALWAYS_INLINE void convert_run(const bf16* in, float* out) noexcept { convert_each(in, convert_width, out); }
 
+/// a < b ? x : y, both below 2^31, in a way that leaves g++ no branch to make of it.
+[[nodiscard]] KVCACHE_ALWAYS_INLINE constexpr std::uint32_t less(std::uint32_t a, std::uint32_t b, std::uint32_t x,
+                                                                 std::uint32_t y) noexcept {
+  const auto mask = static_cast<std::uint32_t>(static_cast<std::int32_t>(a - b) >> 31);
+  return (x & mask) | (y & ~mask);
+}
+
 /// fp8 from f32. Adding 2^23 steps leaves a subnormal's code in the lowest bits of the sum, rounded as additions are.
 template <class To>
 KVCACHE_ALWAYS_INLINE void convert_run_to_fp8(const float* in, To* out, fp8_range range) noexcept {
@@ -73,7 +80,8 @@ KVCACHE_ALWAYS_INLINE void convert_run_to_fp8(const float* in, To* out, fp8_rang
     const std::uint32_t normal = (r + ((1u << (dropped - 1)) - 1u) + ((r >> dropped) & 1u)) >> dropped;
     const std::uint32_t tiny =
         std::bit_cast<std::uint32_t>(std::bit_cast<float>(a) + std::bit_cast<float>(steps)) - steps;
-    const std::uint32_t code = a < range.first_normal() ? tiny : normal < range.largest ? normal : range.largest;
+    const std::uint32_t number = less(range.largest, normal, range.largest, normal);
+    const std::uint32_t code = less(a, range.first_normal(), tiny, number);
     codes[i] = static_cast<std::uint8_t>(((b >> 24) & 0x80u) | code);
   }
   for (std::size_t i = 0; i < convert_width; ++i) other |= others[i];
@@ -88,11 +96,30 @@ KVCACHE_ALWAYS_INLINE void convert_run(const float* in, fp8_e4m3* out) noexcept 
 KVCACHE_ALWAYS_INLINE void convert_run(const float* in, fp8_e5m2* out) noexcept {
   convert_run_to_fp8(in, out, e5m2_range);
 }
+/// f32 from fp8. A subnormal is a number of steps; `first_other` is the least code that is no number.
+template <class From>
+KVCACHE_ALWAYS_INLINE void convert_run_from_fp8(const From* in, float* out, fp8_range range,
+                                                std::uint32_t first_other) noexcept {
+  const unsigned shift = 23 - range.mantissa;
+  const float step = std::bit_cast<float>(static_cast<std::uint32_t>(127 + range.step()) << 23);
+  std::uint8_t codes[convert_width];  // of their own: bytes elsewhere might be those of `out`
+  std::memcpy(codes, in, convert_width);
+  std::uint32_t other = 0;
+  for (std::size_t i = 0; i < convert_width; ++i) {
+    const std::uint32_t b = codes[i];
+    const std::uint32_t rest = b & 0x7fu;
+    other |= first_other - 1 - rest;  // the sign's bit is set where it is no number
+    const std::uint32_t normal = (rest << shift) + range.rebias();
+    const auto tiny = std::bit_cast<std::uint32_t>(static_cast<float>(static_cast<std::int32_t>(rest)) * step);
+    out[i] = std::bit_cast<float>(less(rest, 1u << range.mantissa, tiny, normal) | (b & 0x80u) << 24);
+  }
+  if ((other >> 31) != 0) convert_each(in, convert_width, out);
+}
 KVCACHE_ALWAYS_INLINE void convert_run(const fp8_e4m3* in, float* out) noexcept {
-  convert_each(in, convert_width, out);
+  convert_run_from_fp8(in, out, e4m3_range, 0x7fu);
 }
 KVCACHE_ALWAYS_INLINE void convert_run(const fp8_e5m2* in, float* out) noexcept {
-  convert_each(in, convert_width, out);
+  convert_run_from_fp8(in, out, e5m2_range, 0x7cu);
 }
 
 /// Between two types that are not f32, by way of it.

@@ -43,8 +43,9 @@ struct one_of {
   }
 };
 
-/// A run-time dtype name and the element types it may stand for; the visitor receives std::type_identity<T>.
-template <element... Types>
+/// A run-time dtype name and what it may stand for, element types and formats; the visitor receives
+/// std::type_identity<T>.
+template <stored_type... Types>
 struct dtype_of {
   dtype_id id;
 

@@ -196,7 +196,7 @@ class storage {
   }
   /// Bytes of the tail pool.
   [[nodiscard]] std::uint64_t tail_bytes() const noexcept {
-    return std::uint64_t{tail_blocks_} * geometry_.layers * layer_bytes(geometry_, block_size_, tail_format);
+    return tail_blocks_ * layer_begin(geometry_.layers, tail_format);
   }
   /// Bytes taken from the allocator, null block and tail pool included; 0 in a pool that is somebody else's.
   [[nodiscard]] std::uint64_t bytes() const noexcept {
@@ -216,9 +216,10 @@ class storage {
     kv_view out;
     if (tail_blocks_ != 0) {
       kv_view tails;
-      const auto tail_stride = static_cast<std::int64_t>(layer_bytes(geometry_, block_size_, tail_format));
-      detail::block_planes::of<layout>(geometry_, block_size_, tail_format)
-          .show(tails_ + std::int64_t{layer} * tail_blocks_ * tail_stride, tail_stride, tails);
+      const kv_format waiting = is_wide(layer) ? wide_format : tail_format;
+      detail::block_planes::of<layout>(geometry_, block_size_, waiting)
+          .show(tails_ + tail_blocks_ * layer_begin(layer, tail_format),
+                static_cast<std::int64_t>(layer_bytes(geometry_, block_size_, waiting)), tails);
       out.k_tail = tails.k;
       out.v_tail = tails.v;
     }
@@ -329,9 +330,10 @@ class storage {
       if (room_in_block < head_bytes) refuse_size();
     }
     if (pool_block > std::uint64_t{INT64_MAX} / (std::uint64_t{blocks_} + 1)) refuse_size();
-    if (tail_blocks_ != 0 && layer_bytes(geometry_, block_size_, tail_format) >
-                                 std::uint64_t{INT64_MAX} / 2 / tail_blocks_ / geometry_.layers)
-      refuse_size();
+    for (const kv_format f : {wide_format, tail_format})
+      if (tail_blocks_ != 0 &&
+          layer_bytes(geometry_, block_size_, f) > std::uint64_t{INT64_MAX} / 2 / tail_blocks_ / geometry_.layers)
+        refuse_size();
     if (pool_block_ == 0 && (std::uint64_t{blocks_} + 1) * bytes_per_block() > std::uint64_t{INT64_MAX} - tail_bytes())
       refuse_size();
   }
@@ -355,11 +357,11 @@ class storage {
       if (wide == layer) return true;
     return false;
   }
-  /// Bytes of one block in the layers before `layer`.
-  [[nodiscard]] std::uint64_t layer_begin(std::uint32_t layer) const noexcept {
+  /// Bytes of one block in the layers before `layer`, of which those that are not wide are stored so.
+  [[nodiscard]] std::uint64_t layer_begin(std::uint32_t layer, kv_format stored = format) const noexcept {
     std::uint32_t wide = 0;
     for (const std::uint32_t w : wide_layers_) wide += w < layer;
-    return (layer - wide) * layer_bytes(geometry_, block_size_, format) +
+    return (layer - wide) * layer_bytes(geometry_, block_size_, stored) +
            wide * layer_bytes(geometry_, block_size_, wide_format);
   }
 

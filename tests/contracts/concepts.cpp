@@ -3,11 +3,13 @@
 #include <kvcache/attention/variant.hpp>
 #include <kvcache/concepts.hpp>
 #include <kvcache/eviction/lru.hpp>
+#include <kvcache/fp8.hpp>
 #include <kvcache/layout/hnd.hpp>
 #include <kvcache/layout/nhd.hpp>
 #include <kvcache/memory/aligned_allocator.hpp>
 #include <kvcache/memory/huge_page_allocator.hpp>
 #include <kvcache/memory/mapped_file_allocator.hpp>
+#include <kvcache/quantization.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -94,7 +96,10 @@ TEST_CASE("a layout gives 64-bit strides") {
   SUCCEED();
 }
 
-TEST_CASE("a dtype policy names two element types") {
+TEST_CASE("a dtype policy names two element types or formats") {
+  static_assert(kv_dtype_policy<kv_dtype<int8_per_token, rotated<int4_grouped<64>>>> &&
+                kv_dtype_policy<kv_dtype<fp8_e4m3>>);
+  static_assert(element<fp8_e5m2> && !element<int8_per_token> && stored_type<int2_per_channel> && !stored_type<int>);
   static_assert(kv_dtype_policy<kv_dtype<f16>> && kv_dtype_policy<kv_dtype<bf16, f32>>);
   static_assert(!kv_dtype_policy<kv_dtype<double>> && !kv_dtype_policy<kv_dtype<f16, int>> && !kv_dtype_policy<f16>);
   SUCCEED();

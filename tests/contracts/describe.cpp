@@ -7,6 +7,7 @@
 #include <kvcache/memory/aligned_allocator.hpp>
 #include <kvcache/memory/huge_page_allocator.hpp>
 #include <kvcache/policies.hpp>
+#include <kvcache/quantization.hpp>
 
 #include <algorithm>
 #include <string>
@@ -28,6 +29,11 @@ struct mine : policies {
 
 struct run_time : policies {
   static constexpr unsigned block_size = dynamic;
+};
+
+struct quantised : policies {
+  using dtype = kv_dtype<rotated<int4_grouped<64>>, int4_per_channel>;
+  using tail_dtype = f16;
 };
 
 struct misspelt : policies {
@@ -67,6 +73,13 @@ TEST_CASE("describe prints the defaults") {
 
 TEST_CASE("describe says when the block size comes at run time") {
   CHECK_THAT(describe<run_time>(), kvcache_test::contains_text("block_size      dynamic\n"));
+}
+
+TEST_CASE("describe prints formats, with their groups and rotation, and what tails are") {
+  const std::string text = describe<quantised>();
+  CHECK_THAT(text, kvcache_test::contains_text("dtype.k         rotated_int4_grouped_64\n"));
+  CHECK_THAT(text, kvcache_test::contains_text("dtype.v         int4_per_channel\n"));
+  CHECK_THAT(text, kvcache_test::contains_text("tail_dtype      f16\n"));
 }
 
 TEST_CASE("a misspelt override shows as the default") {

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <kvcache/dispatch.hpp>
+#include <kvcache/fp8.hpp>
+#include <kvcache/quantization.hpp>
 
 #include <cstdint>
 #include <memory>
@@ -24,6 +26,20 @@ TEST_CASE("dispatch turns a dtype's name into its type") {
   const auto which = [](auto type) { return std::string(dtype_traits<typename decltype(type)::type>::name); };
   CHECK(dispatch(which, dtype_of<f32, f16, bf16>{dtype_id::float16}) == "f16");
   CHECK(dispatch(which, dtype_of<f32, f16, bf16>{dtype_id::bfloat16}) == "bf16");
+}
+
+TEST_CASE("dispatch turns the name of a format into its type, rotated or not") {
+  const auto which = [](auto type) { return std::string(dtype_traits<typename decltype(type)::type>::name); };
+  const auto named = [&](dtype_id id) {
+    return dispatch(which, dtype_of<bf16, fp8_e4m3, int8_per_token, int4_grouped<64>, int4_per_channel,
+                                    rotated<int4_grouped<32>>, rotated<bf16>>{id});
+  };
+  for (const dtype_id id :
+       {dtype_id::bfloat16, dtype_id::float8_e4m3, dtype_id::int8_per_token, dtype_id::int4_grouped_64,
+        dtype_id::int4_per_channel, dtype_traits<rotated<int4_grouped<>>>::id, dtype_traits<rotated<bf16>>::id})
+    CHECK(named(id) == name(id));
+  CHECK_THROWS_WITH(named(dtype_id::int4_grouped_32),
+                    contains_text("dtype int4_grouped_32 is not compiled in") && contains_text("rotated_bf16"));
 }
 
 TEST_CASE("dispatch visits every combination, first choice first") {

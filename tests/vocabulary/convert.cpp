@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <kvcache/convert.hpp>
+#include <kvcache/fp8.hpp>
 
 #include <bit>
 #include <cstddef>
@@ -12,6 +13,8 @@
 using kvcache::bf16;
 using kvcache::convert;
 using kvcache::f16;
+using kvcache::fp8_e4m3;
+using kvcache::fp8_e5m2;
 using kvcache::from_float;
 using kvcache::to_float;
 
@@ -26,9 +29,10 @@ std::uint32_t bits_of(T x) {
 }
 
 /// Each way of being special for one of the conversions, as f32 bits, among ordinary values.
-const std::vector<std::uint32_t> specials{0x0000'0000u, 0x8000'0000u, 0x0000'0001u, 0x3300'0001u, 0x387f'ffffu,
-                                          0x3880'0000u, 0x477f'efffu, 0x477f'f000u, 0x7f7f'ffffu, 0x7f80'0000u,
-                                          0xff80'0000u, 0x7f80'0001u, 0xffc0'1234u};
+const std::vector<std::uint32_t> specials{
+    0x0000'0000u, 0x8000'0000u, 0x0000'0001u, 0x3300'0001u, 0x387f'ffffu, 0x3880'0000u, 0x477f'efffu, 0x477f'f000u,
+    0x7f7f'ffffu, 0x7f80'0000u, 0xff80'0000u, 0x7f80'0001u, 0xffc0'1234u, 0x43e0'0000u, 0x43e8'0000u, 0x43e8'8000u,
+    0x3c7f'ffffu, 0x3a80'0000u, 0x3a80'0001u, 0x4760'0000u, 0x4770'0000u, 0x387f'0000u, 0x3700'0000u, 0xb700'0001u};
 
 template <class From, class To>
 void check_same_as_single(const std::vector<From>& in, std::size_t count) {
@@ -64,7 +68,8 @@ void check_places() {
 template <class From, class To>
 void check_all_codes() {
   std::vector<From> in;
-  for (std::uint32_t b = 0; b <= 0xffffu; ++b) in.push_back({static_cast<std::uint16_t>(b)});
+  using code_type = decltype(From::bits);
+  for (std::uint32_t b = 0; b < 1u << (8 * sizeof(From)); ++b) in.push_back({static_cast<code_type>(b)});
   check_same_as_single<From, To>(in, in.size());
 }
 
@@ -77,6 +82,12 @@ TEST_CASE(KVCACHE_TEST_BUILD "a run converts as its elements do") {
   check_places<bf16, float>();
   check_places<f16, bf16>();
   check_places<bf16, f16>();
+  check_places<float, fp8_e4m3>();
+  check_places<float, fp8_e5m2>();
+  check_places<fp8_e4m3, float>();
+  check_places<fp8_e5m2, float>();
+  check_places<f16, fp8_e4m3>();
+  check_places<fp8_e5m2, bf16>();
 }
 
 TEST_CASE(KVCACHE_TEST_BUILD "all codes convert in runs as they do alone") {
@@ -84,6 +95,38 @@ TEST_CASE(KVCACHE_TEST_BUILD "all codes convert in runs as they do alone") {
   check_all_codes<bf16, float>();
   check_all_codes<f16, bf16>();
   check_all_codes<bf16, f16>();
+}
+
+TEST_CASE(KVCACHE_TEST_BUILD
+          "attention_15 all codes of 8 and 16 bits convert to and from fp8 in runs as they do alone") {
+  check_all_codes<fp8_e4m3, float>();
+  check_all_codes<fp8_e5m2, float>();
+  check_all_codes<fp8_e4m3, fp8_e5m2>();
+  check_all_codes<fp8_e5m2, f16>();
+  check_all_codes<f16, fp8_e4m3>();
+  check_all_codes<f16, fp8_e5m2>();
+  check_all_codes<bf16, fp8_e4m3>();
+  check_all_codes<bf16, fp8_e5m2>();
+}
+
+TEST_CASE(KVCACHE_TEST_BUILD "converting by run-time names is the same conversion") {
+  using kvcache::dtype_id;
+  const std::vector<float> in{0.3f, -1.7f, 500.0f, 1e-3f, -65'000.0f, 0.0f};
+  const auto same = [&]<class T>(dtype_id id, T) {
+    std::vector<T> wanted(in.size());
+    convert(in.data(), in.size(), wanted.data());
+    std::vector<T> stored(in.size());
+    convert(in.data(), in.size(), reinterpret_cast<std::byte*>(stored.data()), id);
+    CHECK(std::memcmp(stored.data(), wanted.data(), in.size() * sizeof(T)) == 0);
+    std::vector<float> back(in.size());
+    convert(reinterpret_cast<const std::byte*>(stored.data()), id, in.size(), back.data());
+    for (std::size_t i = 0; i < in.size(); ++i) CHECK(bits_of(back[i]) == bits_of(to_float(wanted[i])));
+  };
+  same(dtype_id::float32, float{});
+  same(dtype_id::float16, f16{});
+  same(dtype_id::bfloat16, bf16{});
+  same(dtype_id::float8_e4m3, fp8_e4m3{});
+  same(dtype_id::float8_e5m2, fp8_e5m2{});
 }
 
 TEST_CASE(KVCACHE_TEST_BUILD "the same type is copied bit for bit, signalling NaNs included") {

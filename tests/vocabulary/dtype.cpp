@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <kvcache/dtype.hpp>
 
+#include <algorithm>
 #include <bit>
 #include <cfenv>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "catch.hpp"
 #include "nearest_code.hpp"
@@ -37,7 +39,8 @@ TEST_CASE(KVCACHE_TEST_BUILD "every f16 widens to its worth and comes back") {
       if (magnitude == 0x7c00u)
         REQUIRE((wide & 0x7fff'ffffu) == 0x7f80'0000u);
       else
-        REQUIRE(static_cast<double>(of_bits(wide & 0x7fff'ffffu)) == kvcache_test::worth(magnitude, 10));
+        REQUIRE(static_cast<double>(of_bits(wide & 0x7fff'ffffu)) ==
+                kvcache_test::worth(magnitude, kvcache_test::format_of<f16>));
       REQUIRE(wide >> 31 == b >> 15);
       REQUIRE(half(of_bits(wide)) == b);
     }
@@ -111,6 +114,27 @@ TEST_CASE(KVCACHE_TEST_BUILD "conversions are constant expressions") {
   static_assert(from_float<float>(0.5f) == 0.5f);
   static_assert(f16{0} != f16{0x8000});  // bits, not numbers
   SUCCEED();
+}
+
+TEST_CASE(KVCACHE_TEST_BUILD "every format has a name of its own, rotated or not") {
+  std::vector<std::string> names;
+  for (std::uint8_t id = 0; id < kvcache::rotated_bit; ++id) {
+    const auto plain = static_cast<dtype_id>(id);
+    const auto turned = static_cast<dtype_id>(id | kvcache::rotated_bit);
+    if (std::string(name(plain)) == "unknown") {
+      CHECK(std::string(name(turned)) == "unknown");
+      CHECK(bits(turned) == 0);
+      continue;
+    }
+    CHECK(std::string(name(turned)) == "rotated_" + std::string(name(plain)));
+    CHECK(bits(turned) == bits(plain));
+    CHECK((kvcache::is_rotated(turned) && !kvcache::is_rotated(plain)));
+    CHECK(kvcache::without_rotation(turned) == plain);
+    names.emplace_back(name(plain));
+  }
+  std::sort(names.begin(), names.end());
+  CHECK(names.size() == 18);
+  CHECK(std::unique(names.begin(), names.end()) == names.end());
 }
 
 TEST_CASE(KVCACHE_TEST_BUILD "dtypes have names and sizes") {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// All 2^32 floats narrowed to f16 and bf16, one by one and in runs. Unoptimised and sanitised builds take every 257th
-// float, and all floats around the points where the rounding changes.
+// All 2^32 floats narrowed to the types of 16 and 8 bits, one by one and in runs. Unoptimised and sanitised builds take
+// every 257th float, and all floats around the points where the rounding changes.
 #include <kvcache/convert.hpp>
 #include <kvcache/dtype.hpp>
+#include <kvcache/fp8.hpp>
 
 #include <algorithm>
 #include <array>
@@ -15,7 +16,10 @@
 
 using kvcache::bf16;
 using kvcache::f16;
+using kvcache::fp8_e4m3;
+using kvcache::fp8_e5m2;
 using kvcache::from_float;
+using kvcache_test::format_of;
 
 namespace {
 
@@ -38,8 +42,8 @@ class expected_codes {
   void add(std::uint32_t magnitude, std::uint32_t code) {
     in_[used_] = of_bits(magnitude);
     in_[used_ + 1] = of_bits(magnitude | 0x8000'0000u);
-    expected_[used_] = {static_cast<std::uint16_t>(code)};
-    expected_[used_ + 1] = {static_cast<std::uint16_t>(code | 0x8000u)};
+    expected_[used_] = {static_cast<code_type>(code)};
+    expected_[used_ + 1] = {static_cast<code_type>(code | format_of<T>.sign())};
     used_ += 2;
     if (used_ == size) check();
   }
@@ -53,8 +57,9 @@ class expected_codes {
       if (single == expected_[i] && run[i] == expected_[i]) continue;
       if (wrong_++ == 0) {
         first_wrong_ = std::bit_cast<std::uint32_t>(in_[i]);
-        UNSCOPED_INFO("first difference at bits " << first_wrong_ << ": single " << single.bits << ", in a run "
-                                                  << run[i].bits << ", expected " << expected_[i].bits);
+        UNSCOPED_INFO("first difference at bits " << first_wrong_ << ": single " << unsigned{single.bits}
+                                                  << ", in a run " << unsigned{run[i].bits} << ", expected "
+                                                  << unsigned{expected_[i].bits});
       }
     }
     checked_ += used_;
@@ -65,6 +70,8 @@ class expected_codes {
   [[nodiscard]] std::uint64_t checked() const { return checked_; }
 
  private:
+  using code_type = decltype(T::bits);
+
   std::array<float, size> in_;
   std::array<T, size> expected_;
   std::size_t used_ = 0;
@@ -74,12 +81,12 @@ class expected_codes {
 };
 
 template <class T>
-void check_numbers(int mantissa_bits) {
+void check_numbers() {
   expected_codes<T> values;
-  kvcache_test::nearest_code oracle(mantissa_bits);
+  kvcache_test::nearest_code oracle(format_of<T>);
   for (std::uint64_t b = 0; b < infinity; b += stride)
     values.add(static_cast<std::uint32_t>(b), oracle.of(static_cast<double>(of_bits(static_cast<std::uint32_t>(b)))));
-  values.add(infinity, oracle.infinity());
+  values.add(infinity, oracle.top());
   values.check();
   CHECK(values.wrong() == 0);
   CHECK(values.checked() >= std::uint64_t{infinity} / stride * 2);
@@ -87,29 +94,35 @@ void check_numbers(int mantissa_bits) {
 
 /// The float on each change of rounding, and its neighbours.
 template <class T>
-void check_changes(int mantissa_bits) {
+void check_changes() {
   expected_codes<T> values;
-  kvcache_test::nearest_code oracle(mantissa_bits);
-  for (std::uint32_t code = 0; code < oracle.infinity(); ++code) {
+  kvcache_test::nearest_code oracle(format_of<T>);
+  for (std::uint32_t code = 0; code < oracle.top(); ++code) {
     const auto change = std::bit_cast<std::uint32_t>(static_cast<float>(oracle.middle(code)));
     for (std::uint32_t b = change > 0 ? change - 1 : 0; b <= std::min(change + 1, infinity - 1); ++b)
       values.add(b, oracle.of(static_cast<double>(of_bits(b))));
   }
   values.check();
   CHECK(values.wrong() == 0);
-  CHECK(values.checked() >= std::uint64_t{2} * 2 * oracle.infinity());
+  CHECK(values.checked() >= std::uint64_t{2} * 2 * oracle.top());
 }
 
-/// A NaN stays a NaN of its sign, quiet, with the leading bits of its payload.
+/// The code of a NaN: quiet, with the leading bits of its payload where codes have infinity; there is but one
+/// otherwise.
 template <class T>
-void check_nans(int mantissa_bits) {
+std::uint32_t code_of_nan(std::uint32_t b) {
+  constexpr kvcache_test::small_float f = format_of<T>;
+  if (sizeof(T) == 1) return 0x7f;
+  const auto payload_bits = static_cast<std::uint32_t>(f.mantissa_bits);
+  return f.top | 1u << (payload_bits - 1) | ((b & 0x007f'ffffu) >> (23 - payload_bits));
+}
+
+/// A NaN stays a NaN of its sign.
+template <class T>
+void check_nans() {
   expected_codes<T> values;
-  const std::uint32_t payload_bits = static_cast<std::uint32_t>(mantissa_bits);
-  const std::uint32_t quiet = 1u << (payload_bits - 1);
-  const std::uint32_t infinity_code = ((1u << (15 - payload_bits)) - 1u) << payload_bits;
   for (std::uint64_t b = infinity + 1; b <= 0x7fff'ffffu; b += stride)
-    values.add(static_cast<std::uint32_t>(b),
-               infinity_code | quiet | ((static_cast<std::uint32_t>(b) & 0x007f'ffffu) >> (23 - payload_bits)));
+    values.add(static_cast<std::uint32_t>(b), code_of_nan<T>(static_cast<std::uint32_t>(b)));
   values.check();
   CHECK(values.wrong() == 0);
   CHECK(values.checked() >= (std::uint64_t{1} << 23) / stride);
@@ -117,9 +130,15 @@ void check_nans(int mantissa_bits) {
 
 }  // namespace
 
-TEST_CASE("all floats become the nearest f16, ties to even") { check_numbers<f16>(10); }
-TEST_CASE("all floats become the nearest bf16, ties to even") { check_numbers<bf16>(7); }
-TEST_CASE("floats around each change of rounding become the right f16") { check_changes<f16>(10); }
-TEST_CASE("floats around each change of rounding become the right bf16") { check_changes<bf16>(7); }
-TEST_CASE("all NaNs become f16 NaNs") { check_nans<f16>(10); }
-TEST_CASE("all NaNs become bf16 NaNs") { check_nans<bf16>(7); }
+TEST_CASE("all floats become the nearest f16, ties to even") { check_numbers<f16>(); }
+TEST_CASE("all floats become the nearest bf16, ties to even") { check_numbers<bf16>(); }
+TEST_CASE("attention_15 all floats become the nearest e4m3, ties to even") { check_numbers<fp8_e4m3>(); }
+TEST_CASE("attention_15 all floats become the nearest e5m2, ties to even") { check_numbers<fp8_e5m2>(); }
+TEST_CASE("floats around each change of rounding become the right f16") { check_changes<f16>(); }
+TEST_CASE("floats around each change of rounding become the right bf16") { check_changes<bf16>(); }
+TEST_CASE("attention_15 floats around each change of rounding become the right e4m3") { check_changes<fp8_e4m3>(); }
+TEST_CASE("attention_15 floats around each change of rounding become the right e5m2") { check_changes<fp8_e5m2>(); }
+TEST_CASE("all NaNs become f16 NaNs") { check_nans<f16>(); }
+TEST_CASE("all NaNs become bf16 NaNs") { check_nans<bf16>(); }
+TEST_CASE("attention_15 all NaNs become e4m3 NaNs") { check_nans<fp8_e4m3>(); }
+TEST_CASE("attention_15 all NaNs become e5m2 NaNs") { check_nans<fp8_e5m2>(); }

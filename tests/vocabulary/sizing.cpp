@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <kvcache/geometry.hpp>
+#include <kvcache/quantization.hpp>
 #include <kvcache/storage.hpp>
 
 #include <cstdint>
@@ -47,6 +48,46 @@ TEST_CASE("sizing counts K and V by their own dtype and dim") {
   static_assert(bytes_per_token_and_layer(uneven, f16_format) == 3 * (192 + 128) * 2);
   static_assert(bytes_per_token_and_layer(uneven, {dtype_id::float32, dtype_id::bfloat16}) == 3 * (192 * 4 + 128 * 2));
   SUCCEED();
+}
+
+TEST_CASE("sizing counts codes, scales and zero points of every format") {
+  constexpr geometry g{.layers = 2, .kv_heads = 8, .head_dim = 128};
+  const auto token = [&](dtype_id id, std::uint32_t block_size = 16) {
+    return bytes_per_token(g, {id, id}, block_size) / (2 * 2 * 8);  // layers, K and V, heads
+  };
+  const auto block = [&](dtype_id id, std::uint32_t block_size) {
+    return bytes_per_block(g, block_size, {id, id}) / (2 * 2);
+  };
+  CHECK(token(dtype_id::float8_e4m3) == 128);
+  CHECK(token(dtype_id::float8_e5m2) == 128);
+  CHECK(token(dtype_id::int8_per_token) == 130);
+  CHECK(token(dtype_id::int4_grouped_16) == 64 + 16);
+  CHECK(token(dtype_id::int4_grouped_32) == 64 + 8);
+  CHECK(token(dtype_id::int4_grouped_64) == 64 + 4);
+  CHECK(token(dtype_id::int4_grouped_128) == 64 + 2);
+  CHECK(token(dtype_id::int4_grouped_asymmetric_16) == 64 + 32);
+  CHECK(token(dtype_id::int4_grouped_asymmetric_128) == 64 + 4);
+  CHECK(token(dtype_traits<rotated<int4_grouped<32>>>::id) == 64 + 8);
+  CHECK(token(dtype_traits<rotated<bf16>>::id) == 256);
+  // Per channel, a block has 256 bytes of scales, and as many of zero points, for each head.
+  CHECK(token(dtype_id::int8_per_channel, 16) == 128 + 16);
+  CHECK(token(dtype_id::int8_per_channel, 64) == 128 + 4);
+  CHECK(token(dtype_id::int4_per_channel, 32) == 64 + 16);
+  CHECK(token(dtype_id::int4_per_channel_symmetric, 32) == 64 + 8);
+  CHECK(token(dtype_id::int2_per_channel, 32) == 32 + 16);
+  CHECK(bytes_per_token_and_layer(g, {dtype_id::bfloat16, dtype_id::int8_per_channel}, 7) ==
+        8 * 128 * 3 + (8 * 256 + 6) / 7);
+  CHECK(block(dtype_id::int8_per_token, 16) == 8 * 16 * 130);
+  CHECK(block(dtype_id::int8_per_token, 1) == 8 * 128 + 64);  // 16 bytes of scales, on to 64
+  CHECK(block(dtype_id::int4_per_channel, 16) == 8 * (16 * 64 + 512));
+  CHECK(block(dtype_id::int2_per_channel, 7) == 8 * (7 * 32 + 512));
+  CHECK(block(dtype_id::int8_per_channel, 1) == 8 * (128 + 256));
+  // 80 elements: five groups of 16, three of 32, two of 64; an odd length takes whole bytes.
+  CHECK(scale_bytes(dtype_id::int4_grouped_16, 80) == 10);
+  CHECK(scale_bytes(dtype_id::int4_grouped_32, 80) == 6);
+  CHECK(scale_bytes(dtype_id::int4_grouped_asymmetric_64, 80) == 8);
+  CHECK(code_bytes(dtype_id::int4_grouped_32, 33) == 17);
+  CHECK(code_bytes(dtype_id::int2_per_channel, 33) == 9);
 }
 
 TEST_CASE("sizing counts whole blocks per request") {
