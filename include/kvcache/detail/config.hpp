@@ -61,7 +61,7 @@
 #define KVCACHE_AVX2_BEGIN KVCACHE_ISA_BEGIN("avx2,fma,f16c")
 #define KVCACHE_AVX512_BEGIN KVCACHE_ISA_BEGIN("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")
 #define KVCACHE_AVX512_DOT_BEGIN \
-  KVCACHE_ISA_BEGIN("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni")
+  KVCACHE_ISA_BEGIN("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni,avx512vbmi")
 #endif
 
 #if defined(__clang__)

@@ -68,6 +68,8 @@ namespace kvcache::detail::isa_avx512 {
 #include <kvcache/attention/cpu/decode_dot.inl>
 
 #include <kvcache/attention/cpu/tile_dot.inl>
+
+#include <kvcache/attention/cpu/decode_codes.inl>
 }  // namespace kvcache::detail::isa_avx512
 KVCACHE_ISA_END
 #endif
@@ -95,6 +97,10 @@ void cpu_kernels<K, V>::run(const detail::attention_call& call, const cpu_backen
     if (isa == cpu_isa::avx512_dot && call.q_dtype == dtype_id::bfloat16)
       return detail::cpu::run_share(call, ith, nth, detail::isa_avx512::run_unit_of_pairs);
   }
+  if constexpr (dtype_traits<K>::bits <= 8 && dtype_traits<V>::bits <= 8) {
+    if (isa == cpu_isa::avx512_dot && !call.plan->options().batch_invariant)
+      return detail::cpu::run_share(call, ith, nth, detail::isa_avx512::run_codes);
+  }
   if (isa >= cpu_isa::avx512) return detail::cpu::run_share(call, ith, nth, detail::isa_avx512::run_unit<K, V>);
   if (isa == cpu_isa::avx2) return detail::cpu::run_share(call, ith, nth, detail::isa_avx2::run_unit<K, V>);
 #endif
@@ -118,7 +124,7 @@ struct attention_kernels<cpu_backend> {
 
   [[nodiscard]] static std::size_t scratch_floats(const attention_plan& plan, const attention_shape& shape) noexcept {
     const std::size_t tile = cpu::tile_scratch(plan.tile_rows(), shape).size();
-    const std::size_t decode = cpu::decode_scratch(shape).size();
+    const std::size_t decode = cpu::padded(cpu::decode_scratch(shape).size()) + cpu::code_scratch(shape).size();
     return cpu::padded(tile > decode ? tile : decode);
   }
 

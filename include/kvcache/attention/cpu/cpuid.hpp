@@ -47,9 +47,9 @@ namespace detail {
   constexpr unsigned avx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;  // F, DQ, BW, VL
   if ((b & avx2) == 0) return cpu_isa::scalar;
   if ((b & avx512) != avx512 || (low & zmm) != zmm) return cpu_isa::avx2;
-  constexpr unsigned vnni = 1u << 11;
+  constexpr unsigned bytes = 1u << 11 | 1u << 1;  // VNNI and VBMI
   constexpr unsigned bf16 = 1u << 5;
-  if ((c & vnni) == 0 || __get_cpuid_count(7, 1, &a, &b, &c, &d) == 0) return cpu_isa::avx512;
+  if ((c & bytes) != bytes || __get_cpuid_count(7, 1, &a, &b, &c, &d) == 0) return cpu_isa::avx512;
   return (a & bf16) != 0 ? cpu_isa::avx512_dot : cpu_isa::avx512;
 #else
   return cpu_isa::scalar;

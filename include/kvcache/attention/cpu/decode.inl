@@ -313,27 +313,33 @@ inline bool can_decode(const attention_call& call, const query_tile& tile) noexc
           (call.kv.k.head_stride == call.kv.k_tail.head_stride && call.kv.v.head_stride == call.kv.v_tail.head_stride));
 }
 
+[[nodiscard]] inline decoder make_decoder(const attention_call& call, const decode_products& k_products,
+                                          const decode_products& v_products, std::uint32_t row,
+                                          float* scratch) noexcept {
+  const cpu::decode_scratch at({call.q.heads, call.kv.kv_heads, call.kv.head_dim, call.kv.head_dim_v});
+  return {call,
+          k_products,
+          v_products,
+          row,
+          call.features.soft_cap ? call.scale : call.scale * log2_e,
+          scratch + at.queries(),
+          scratch + at.output(),
+          scratch + at.top(),
+          scratch + at.total(),
+          scratch + at.slope(),
+          scratch + at.logits(),
+          scratch + at.distance(),
+          scratch + at.row(),
+          scratch + at.keys(),
+          scratch + at.values()};
+}
+
 inline void run_decode(const attention_call& call, const work_unit& unit, float* scratch,
                        const decode_products& k_products, const decode_products& v_products,
                        bool by_floats = false) noexcept {
   const query_tile& tile = call.plan->tiles()[unit.tile];
   const planned_sequence& sequence = call.plan->sequences()[tile.sequence];
-  const cpu::decode_scratch at({call.q.heads, call.kv.kv_heads, call.kv.head_dim, call.kv.head_dim_v});
-  decoder d{call,
-            k_products,
-            v_products,
-            tile.query_begin,
-            call.features.soft_cap ? call.scale : call.scale * log2_e,
-            scratch + at.queries(),
-            scratch + at.output(),
-            scratch + at.top(),
-            scratch + at.total(),
-            scratch + at.slope(),
-            scratch + at.logits(),
-            scratch + at.distance(),
-            scratch + at.row(),
-            scratch + at.keys(),
-            scratch + at.values()};
+  decoder d = make_decoder(call, k_products, v_products, tile.query_begin, scratch);
   d.start();
   const block_id* const table = call.plan->blocks().data() + sequence.first_block;
   const std::int64_t position = sequence.position(tile.query_begin);
@@ -366,8 +372,7 @@ void run_unit(const attention_call& call, const work_unit& unit, float* scratch)
   if constexpr (wide_element<K> && wide_element<V>) {
     if (can_decode(call, tile)) return run_decode(call, unit, scratch, products_of<K>, products_of<V>);
   } else {
-    if (can_decode_floats(call, tile))
-      return run_decode(call, unit, scratch, products_of<f32>, products_of<f32>, true);
+    if (can_decode_floats(call, tile)) return run_decode(call, unit, scratch, products_of<f32>, products_of<f32>, true);
   }
   run_tile(call, unit, scratch);
 }

@@ -65,4 +65,24 @@ struct decode_scratch {
   [[nodiscard]] constexpr std::size_t size() const noexcept { return values() + decode_chunk * dim_v; }
 };
 
+/// What decoding over codes needs beside that, in floats. Dims are padded to whole pieces of codes.
+struct code_scratch {
+  std::size_t heads = 0;
+  std::size_t dim = 0;
+  std::size_t dim_v = 0;
+
+  constexpr explicit code_scratch(const attention_shape& s) noexcept
+      : heads(s.query_heads), dim(whole(s.head_dim)), dim_v(whole(s.head_dim_v != 0 ? s.head_dim_v : s.head_dim)) {}
+  [[nodiscard]] static constexpr std::size_t whole(std::size_t n) noexcept { return (n + 127) / 128 * 128; }
+
+  [[nodiscard]] constexpr std::size_t queries() const noexcept { return 0; }             // [heads, dim]
+  [[nodiscard]] constexpr std::size_t prepared() const noexcept { return heads * dim; }  // two bytes each
+  [[nodiscard]] constexpr std::size_t sums() const noexcept {
+    return prepared() + heads * dim / 2;
+  }  // [heads, 2, dim / 4]
+  [[nodiscard]] constexpr std::size_t output() const noexcept { return sums() + heads * dim / 2; }  // [heads, dim_v]
+  [[nodiscard]] constexpr std::size_t units() const noexcept { return output() + heads * dim_v; }   // [heads]
+  [[nodiscard]] constexpr std::size_t size() const noexcept { return units() + padded(heads); }
+};
+
 }  // namespace kvcache::detail::cpu
