@@ -99,6 +99,8 @@ class hash_engine {
     std::uint32_t largest = 0;
     for (std::uint32_t g = 0; g < blocks.layer_group_count(); ++g) largest = std::max(largest, blocks.block_size(g));
     for (auto& c : cells_) c.resize(largest);
+    for (std::uint32_t g = 0; g < blocks.layer_group_count(); ++g)
+      tails_.emplace_back(blocks.tail_blocks(g), std::vector<std::uint64_t>(largest));
   }
 
   std::size_t submit(scheduler& s, const text& prompt, std::uint32_t max_tokens, std::int32_t priority = 0,
@@ -148,9 +150,10 @@ class hash_engine {
     const kvcache::step_plan p = flights.front();
     std::vector<text> chosen(p.rows.size());
     std::vector<kvcache::row_result> results(p.rows.size());
+    seal();
     for (const kvcache::block_copy& c : p.blocks->copies()) {
       ++copies;
-      std::copy_n(cells_[c.source].begin(), c.tokens, cells_[c.destination].begin());
+      std::copy_n(cells(c.source, c.layer_group).begin(), c.tokens, cells(c.destination, c.layer_group).begin());
     }
     for (std::size_t i = 0; i < p.rows.size(); ++i) {
       const kvcache::plan_row& row = p.rows[i];
@@ -171,7 +174,7 @@ class hash_engine {
         const auto table = batch.tables.row(static_cast<std::uint32_t>(i));
         const auto cell = [&](std::size_t at) -> std::uint64_t& {
           REQUIRE(table[at / size] != kvcache::null_block);
-          return cells_[table[at / size]][at % size];
+          return cells(table[at / size], g)[at % size];
         };
         // A group with a window has forgotten what the first value follows; the one that sees all has it.
         if (g == 0)
@@ -202,6 +205,15 @@ class hash_engine {
     REQUIRE(s.finish(p, results).has_value());
     flights.pop_front();
     note_ends(s);
+  }
+
+  /// Quantises what is to be quantised.
+  void seal() {
+    for (const kvcache::block_seal& c : blocks_.seals()) {
+      cells_[c.block] = tails_[c.layer_group][c.tail];
+      ++seals;
+    }
+    blocks_.sealed();
   }
 
   /// Plans a step, which is not empty, and computes it. Its rows.
@@ -257,8 +269,14 @@ class hash_engine {
   std::deque<kvcache::step_plan> flights;
   std::uint32_t good_drafts = 2;  ///< of three
   std::uint64_t copies = 0;
+  std::uint64_t seals = 0;
 
  private:
+  /// What an entry of a table holds.
+  [[nodiscard]] std::vector<std::uint64_t>& cells(kvcache::block_id entry, std::uint32_t group) {
+    return (entry & kvcache::tail_bit) != 0 ? tails_[group].at(entry & ~kvcache::tail_bit) : cells_.at(entry);
+  }
+
   /// Right most of the time.
   kvcache::content_unit draft(const job& j, const text& tokens) {
     std::uint64_t value = j.seed;
@@ -293,8 +311,9 @@ class hash_engine {
 
   manager& blocks_;
   std::uint64_t alphabet_;
-  std::vector<std::uint32_t> windows_;             // by layer group
-  std::vector<std::vector<std::uint64_t>> cells_;  // by block
+  std::vector<std::uint32_t> windows_;                          // by layer group
+  std::vector<std::vector<std::uint64_t>> cells_;               // by block
+  std::vector<std::vector<std::vector<std::uint64_t>>> tails_;  // by layer group and block of its tail pool
   std::map<std::pair<std::uint32_t, std::uint32_t>, std::size_t> by_id_;
   std::uint64_t drafted_ = 0;
 };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decoding over codes of 8 and 4 bits as they lie in the pool, by the processor's dot products of bytes (VNNI). Codes
 // are unsigned there; queries, and weights on their way to V, are whole numbers: of 15 bits in two bytes, 128 * high +
-// low, where codes have 8 bits, and of 8 bits where codes have 4. So they lose a small part of what the format has lost.
-// Scales join after the products.
+// low, where codes have 8 bits, and of 8 bits where codes have 4. So they lose a small part of what the format has
+// lost. Scales join after the products.
 //
 // Codes of a head go by in pieces of 64 bytes: 64 codes of 8 bits, or 128 of 4 bits, of which the low halves of the
 // bytes (elements 0, 2, 4, ...) and the high ones make a vector each. "Code order" is that of these vectors' bytes.
@@ -58,8 +58,7 @@ KVCACHE_ALWAYS_INLINE code_piece load_codes(const std::byte* from, __mmask64 the
 /// Scales or zero points of a token as floats, one for each of 16 places; `index` says which.
 KVCACHE_ALWAYS_INLINE vec spread_scales(const std::byte* from, __mmask16 there, __m512i index) noexcept {
   const __m256i all = _mm256_maskz_loadu_epi16(there, from);
-  return _mm512_castsi512_ps(
-      _mm512_maskz_permutexvar_epi16(0xaaaa'aaaau, index, _mm512_castsi256_si512(all)));
+  return _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaa'aaaau, index, _mm512_castsi256_si512(all)));
 }
 KVCACHE_ALWAYS_INLINE float read_bf16(const std::byte* from) noexcept {
   bf16 x;
@@ -96,9 +95,9 @@ KVCACHE_ALWAYS_INLINE float sum_of(vec x) noexcept { return _mm512_reduce_add_ps
 
 /// Where a prepared query lies.
 struct prepared_query {
-  std::byte* bytes;     // [piece][vector][part] of 64 bytes each
-  float* sums;          // [piece][lane]: its whole numbers
-  std::int32_t* starts; // [piece][lane]: what products begin with, so that codes without a zero point are signed
+  std::byte* bytes;      // [piece][vector][part] of 64 bytes each
+  float* sums;           // [piece][lane]: its whole numbers
+  std::int32_t* starts;  // [piece][lane]: what products begin with, so that codes without a zero point are signed
 };
 
 /// A query as whole numbers; `from` are floats in code order. Returns what the whole numbers are to be multiplied with.
@@ -118,8 +117,8 @@ KVCACHE_NOINLINE float prepare_query(const code_form& form, const float* from, c
     for (std::size_t v = 0; v < vectors; ++v) {
       std::byte* const at = to.bytes + (p * vectors + v) * parts * 64;
       for (std::size_t i = 0; i < 4; ++i) {
-        const whole_bytes x = split<parts>(
-            _mm512_cvtps_epi32(mul(load(from + (p * vectors + v) * 64 + i * lanes), inverse)));
+        const whole_bytes x =
+            split<parts>(_mm512_cvtps_epi32(mul(load(from + (p * vectors + v) * 64 + i * lanes), inverse)));
         _mm_storeu_si128(reinterpret_cast<__m128i*>(at + 16 * i), _mm512_cvtepi32_epi8(x.high));
         if constexpr (parts == 2)
           _mm_storeu_si128(reinterpret_cast<__m128i*>(at + 64 + 16 * i), _mm512_cvtepi32_epi8(x.low));
@@ -185,8 +184,7 @@ KVCACHE_NOINLINE void whole_logits(const code_form& form, const code_query (&que
       __m512i x[Pieces * vectors];
       KVCACHE_UNROLL
       for (std::size_t p = 0; p < Pieces; ++p) {
-        const code_piece piece =
-            load_codes<Bits>(k.codes[t + i] + 64 * p, p + 1 < Pieces ? ~__mmask64{0} : there);
+        const code_piece piece = load_codes<Bits>(k.codes[t + i] + 64 * p, p + 1 < Pieces ? ~__mmask64{0} : there);
         x[p * vectors] = piece.low;
         if constexpr (vectors == 2) x[p * vectors + 1] = piece.high;
       }
@@ -278,8 +276,8 @@ KVCACHE_NOINLINE void code_logits(const code_form& form, const code_query (&quer
   }
 }
 
-/// Where things go on their way to V: lanes are [token of four, 16 bytes of a piece] and become bytes [16 bytes, 4 times
-/// the same, token].
+/// Where things go on their way to V: lanes are [token of four, 16 bytes of a piece] and become bytes [16 bytes, 4
+/// times the same, token].
 struct quad_places {
   std::uint8_t bytes[64];
   std::int32_t parts[16];  // i / 4
@@ -327,8 +325,9 @@ KVCACHE_ALWAYS_INLINE channel_scales load_channel_scales(const code_form& form, 
       return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
     } else {
       const __m512i words = _mm512_maskz_loadu_epi16(there, at + 2 * first);
-      return _mm512_castsi512_ps(half == 0 ? _mm512_slli_epi32(words, 16)
-                                           : _mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xffff'0000u))));
+      return _mm512_castsi512_ps(half == 0
+                                     ? _mm512_slli_epi32(words, 16)
+                                     : _mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xffff'0000u))));
     }
   };
   const vec scale = load_bf16(from);
@@ -385,12 +384,11 @@ KVCACHE_NOINLINE void code_values(const code_form& form, const float* weights, s
           scale = quad_of([&](std::size_t i) {
             return _mm512_castps512_ps128(spread_scales(v.scales[4 * n + i], scales_there, of_parts));
           });
-          zeros = form.q.zero_points
-                      ? quad_of([&](std::size_t i) {
-                          return _mm512_castps512_ps128(
-                              spread_scales(v.scales[4 * n + i] + 2 * form.scales(), scales_there, of_parts));
-                        })
-                      : mul(scale, set1(form.offset()));
+          zeros = form.q.zero_points ? quad_of([&](std::size_t i) {
+            return _mm512_castps512_ps128(
+                spread_scales(v.scales[4 * n + i] + 2 * form.scales(), scales_there, of_parts));
+          })
+                                     : mul(scale, set1(form.offset()));
         }
         const vec some = load(weights + 4 * n * Run);
         KVCACHE_UNROLL
@@ -482,15 +480,13 @@ KVCACHE_NOINLINE void code_values(const code_form& form, const float* weights, s
 inline void to_code_order(const code_form& form, const float* natural, float* to) noexcept {
   std::memset(to, 0, form.size() * sizeof(float));
   for (std::uint32_t d = 0; d < form.dim; ++d) {
-    const std::size_t place =
-        form.q.bits == 8 ? d : std::size_t{d / 128} * 128 + d % 2 * 64 + std::size_t{d % 128} / 2;
+    const std::size_t place = form.q.bits == 8 ? d : std::size_t{d / 128} * 128 + d % 2 * 64 + std::size_t{d % 128} / 2;
     to[place] = natural[d];
   }
 }
 inline void from_code_order(const code_form& form, const float* from, float by, float* natural) noexcept {
   for (std::uint32_t d = 0; d < form.dim; ++d) {
-    const std::size_t place =
-        form.q.bits == 8 ? d : std::size_t{d / 128} * 128 + d % 2 * 64 + std::size_t{d % 128} / 2;
+    const std::size_t place = form.q.bits == 8 ? d : std::size_t{d / 128} * 128 + d % 2 * 64 + std::size_t{d % 128} / 2;
     natural[d] = from[place] / by;
   }
 }
@@ -673,14 +669,9 @@ struct code_decoder {
     float* const total = common.total + head * cpu::padding;
     float before[Rows];
     for (std::size_t r = 0; r < Rows; ++r) before[r] = top[r];
-    decode_rows rows{call,
-                     logits,
-                     common.distance + power * cpu::decode_chunk * 8,
-                     common.slope + head * cpu::padding,
-                     top,
-                     total,
-                     logits,
-                     0};
+    decode_rows rows{
+        call,   logits, common.distance + power * cpu::decode_chunk * 8, common.slope + head * cpu::padding, top, total,
+        logits, 0};
     rows.template weigh<Rows>(c.tokens.count);
     for (std::size_t r = 0; r < Rows; ++r) {
       if (std::bit_cast<std::uint32_t>(top[r]) == std::bit_cast<std::uint32_t>(before[r])) continue;
