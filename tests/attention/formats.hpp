@@ -8,6 +8,21 @@
 
 namespace kvcache_test {
 
+// Pairs whose kernels format_kernels.hpp has.
+using fp8_small = kv_dtype<fp8_e4m3>;
+using fp8_large = kv_dtype<fp8_e5m2>;
+using int8 = kv_dtype<int8_per_token>;
+using int4 = kv_dtype<int4_grouped<32>>;
+using int4_asymmetric = kv_dtype<int4_grouped_asymmetric<32>>;
+using int4_channels = kv_dtype<int4_per_channel>;
+using int2_channels = kv_dtype<int2_per_channel>;
+using int4_rotated = kv_dtype<rotated<int4_grouped<32>>>;
+using int8_beside_int4 = kv_dtype<int8_per_channel, int4_grouped<64>>;
+using channels_beside_rotated = kv_dtype<int4_per_channel, rotated<int4_grouped<32>>>;
+
+template <class Dtype, class Tail = bf16>
+using scene_of = scene<typename Dtype::k, typename Dtype::v, Tail>;
+
 /// A scene of f32 with the numbers that another one has stored, turned back where they are rotated: by the definition
 /// of a Hadamard matrix, in double.
 template <class K, class V, class Tail>

@@ -399,6 +399,67 @@ outcome attend(const scene<K, V, Tail>& s, const variant_values& values = {}, cp
   return o;
 }
 
+/// Values of a variant and what they refer to.
+struct given {
+  std::vector<float> slopes;
+  std::vector<float> sink_logits;
+  std::vector<std::uint8_t> bits;
+  variant_values values;
+};
+
+/// Values for everything that the variant uses.
+template <class Variant>
+given values_for(const any_scene& s, std::uint32_t window, unsigned seed) {
+  given g;
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  constexpr variant_features f = Variant::features;
+  if constexpr (f.window) g.values.window = window;
+  if constexpr (f.soft_cap) g.values.soft_cap = 1.5f;
+  if constexpr (f.alibi) {
+    for (std::uint32_t h = 0; h < s.form().query_heads(); ++h)
+      g.slopes.push_back(std::exp2(-8.0f * static_cast<float>(h + 1) / static_cast<float>(s.form().query_heads())));
+    g.values.alibi_slopes = g.slopes;
+  }
+  if constexpr (f.sinks) {
+    for (std::uint32_t h = 0; h < s.form().query_heads(); ++h) g.sink_logits.push_back(2 * normal(random));
+    g.sink_logits[0] = empty_lse();
+    g.values.sinks = g.sink_logits;
+  }
+  if constexpr (f.mask) {
+    const std::size_t stride = 400;
+    g.bits.resize(stride * s.rows());
+    for (std::uint8_t& b : g.bits) b = static_cast<std::uint8_t>(random());
+    if (!g.bits.empty()) std::fill_n(g.bits.begin(), stride, std::uint8_t{0});  // the first row sees nothing
+    g.values.mask = {g.bits.data(), s.rows(), static_cast<std::int64_t>(stride)};
+  }
+  return g;
+}
+
+/// One row of the scene's only sequence, as a step of its own: the newest of `length` tokens.
+template <class Attention>
+std::vector<float> row_alone(const Attention& a, const any_scene& s, std::uint32_t row, std::uint32_t length,
+                             const variant_values& values = {}) {
+  const std::vector<std::uint32_t> offsets{0, 1};
+  const std::vector<std::uint32_t> lengths{length};
+  batch_view batch = s.batch();
+  batch.query_offsets = offsets;
+  batch.kv_lengths = lengths;
+  const std::uint32_t heads = s.form().query_heads();
+  const std::uint32_t dim = s.form().head_dim;
+  const std::uint32_t dim_v = s.form().v_dim();
+  std::vector<float> out(std::size_t{heads} * dim_v);
+  run_share(a, a.plan(batch), s.view(),
+            rows_view<const float>(s.q.data() + std::size_t{row} * heads * dim, 1, heads, dim),
+            rows_view<float>(out.data(), 1, heads, dim_v), values);
+  return out;
+}
+
+/// Whether a chunk's output has these bits in its row `row`.
+inline bool has_row(const std::vector<float>& chunk, std::uint32_t row, const std::vector<float>& bits) {
+  return std::memcmp(bits.data(), chunk.data() + row * bits.size(), bits.size() * sizeof(float)) == 0;
+}
+
 struct expectation {
   std::vector<double> out;
   std::vector<double> lse;
