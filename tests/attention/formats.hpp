@@ -25,8 +25,7 @@ using scene_of = scene<typename Dtype::k, typename Dtype::v, Tail>;
 
 /// A scene of f32 with the numbers that another one has stored, turned back where they are rotated: by the definition
 /// of a Hadamard matrix, in double.
-template <class K, class V, class Tail>
-scene<f32> plain_twin(const scene<K, V, Tail>& s) {
+inline scene<f32> plain_twin(const any_scene& s) {
   shape form = s.form();
   form.tails = false;
   const batch_view batch = s.batch();
@@ -35,22 +34,20 @@ scene<f32> plain_twin(const scene<K, V, Tail>& s) {
     sequences.push_back({batch.query_offsets[r + 1] - batch.query_offsets[r], batch.kv_lengths[r]});
   scene<f32> twin(form, sequences);
   twin.q = s.q;
-  const kv_view view = s.view();
-  const auto number = [](const stored_head& from, std::uint32_t dim, std::uint32_t d) {
-    std::vector<float> x(dim);
-    read_head(from, dim, x.data());
+  std::vector<float> x;
+  twin.write_all([&](bool keys, std::size_t r, std::uint32_t t, std::uint32_t h, std::uint32_t d) {
+    const stored_head from = s.stored(keys, r, t, h);
+    const std::uint32_t dim = keys ? form.head_dim : form.v_dim();
+    if (d == 0) {
+      x.resize(dim);
+      read_head(from, dim, x.data());
+    }
     if (!is_rotated(from.dtype)) return x[d];
     const std::uint32_t run = dim & (~dim + 1);
     double sum = 0;
     for (std::uint32_t i = d / run * run; i < d / run * run + run; ++i)
       sum += std::popcount((i % run) & (d % run)) % 2 == 0 ? static_cast<double>(x[i]) : -static_cast<double>(x[i]);
     return static_cast<float>(sum / std::sqrt(static_cast<double>(run)));
-  };
-  twin.write_all([&](bool keys, std::size_t r, std::uint32_t t, std::uint32_t h, std::uint32_t d) {
-    const block_id entry = batch.tables.row(static_cast<std::uint32_t>(r))[t / form.block_size];
-    const std::uint32_t token = t % form.block_size;
-    return keys ? number(view.k_head(entry, token, h), form.head_dim, d)
-                : number(view.v_head(entry, token, h), form.v_dim(), d);
   });
   return twin;
 }

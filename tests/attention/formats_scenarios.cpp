@@ -41,7 +41,8 @@ expectation relative(expectation e) {
 TEMPLATE_TEST_CASE("attention_5 R16 slots, scales, zero points and blocks that hold nothing do not reach the output",
                    "", fp8_small, fp8_large, int8, int4, int4_asymmetric, int4_channels, int2_channels, int4_rotated,
                    int8_beside_int4, channels_beside_rotated) {
-  // A scene's pool is poison wherever no token was written: three slots behind token 12, their scales, and whole blocks.
+  // A scene's pool is poison wherever no token was written: three slots behind token 12, their scales, and whole
+  // blocks.
   each_kernel([](cpu_isa isa, std::uint32_t group) {
     shape form{.block_size = 4, .kv_heads = 2, .group = group};
     for (const bool tails : {false, true}) {
@@ -75,7 +76,6 @@ TEMPLATE_TEST_CASE("R16 what is no number reaches the rows that attend to its to
       const outcome o = attend<causal>(s, {}, isa);
       INFO(text(form, isa) << (keys ? " in K" : " in V"));
       CHECK(std::equal(o.out.begin(), o.out.begin() + static_cast<std::ptrdiff_t>(20 * per_row), clean.out.begin()));
-      CHECK(std::none_of(o.out.begin() + static_cast<std::ptrdiff_t>(20 * per_row), o.out.end(), is_number));
 
       const variant_values window{.window = 10};
       const outcome passed = attend<sliding_window>(s, window, isa);
@@ -86,6 +86,10 @@ TEMPLATE_TEST_CASE("R16 what is no number reaches the rows that attend to its to
       const variant_values mask{.mask = {bits.data(), s.rows(), 16}};
       using masked = combine<causal, custom_mask>;
       CHECK(distance(attend<masked>(s, mask, isa), expected<masked>(s, mask)) < 1);
+#if defined(__FAST_MATH__)
+      if (isa == cpu_isa::scalar) continue;  // there a compiler may take any logit for a number
+#endif
+      CHECK(std::none_of(o.out.begin() + static_cast<std::ptrdiff_t>(20 * per_row), o.out.end(), is_number));
     }
   });
 }
@@ -167,8 +171,8 @@ TEMPLATE_TEST_CASE("attention_9 int4 of data in [5, 6]: the range does not hold 
             allowed += std::fabs(q) * most;
           }
           const double per_unit = 1.4426950408889634 / std::sqrt(static_cast<double>(dim));
-          worst_lse =
-              (std::max)(worst_lse, std::fabs(static_cast<double>(o.lse[at]) - logit * per_unit) / (allowed * per_unit));
+          worst_lse = (std::max)(worst_lse,
+                                 std::fabs(static_cast<double>(o.lse[at]) - logit * per_unit) / (allowed * per_unit));
         }
       }
       CHECK(worst < most + 1e-5);
@@ -255,6 +259,19 @@ TEMPLATE_TEST_CASE("elements of 1e-30 and 1e30 are as precise as those of 1", ""
       const outcome o = attend<causal>(s, {}, isa);
       CHECK(all_numbers(o));
       CHECK(distance(o, relative(expected<causal>(s))) < 1);
+
+      // A window of one token shows V itself, which two bits hold to a third.
+      if (quantization_of(dtype_traits<typename TestType::v>::id).bits == 0 && size != 1) continue;  // beyond fp8
+      const outcome own = attend<sliding_window>(s, {.window = 1}, isa);
+      double worst = 0;
+      for (std::uint32_t h = 0; h < form.query_heads(); ++h)
+        for (std::uint32_t d = 0; d < 64; ++d)
+          worst = (std::max)(
+              worst,
+              std::fabs(static_cast<double>(own.out[own.out.size() - (form.query_heads() - h) * std::size_t{64} + d]) /
+                            static_cast<double>(size) -
+                        static_cast<double>(number_of(false, 1, 47, h / group, d))));
+      CHECK(worst < 0.36);
     }
   });
 }

@@ -114,6 +114,10 @@ class plane {
     else
       number(block, token, head)[d] = x;
   }
+  [[nodiscard]] stored_head stored(block_id block, std::uint32_t token, std::uint32_t head) const {
+    const bool scaled = scales_.base != nullptr;
+    return {view_.at(block, token, head), scaled ? scales_.at(block, token, head) : nullptr, dtype_};
+  }
   void store(block_id block, std::uint32_t token, std::uint32_t head) {
     if (numbers_.empty()) return;
     const dtype_id stored = without_rotation(dtype_);
@@ -293,6 +297,13 @@ class any_scene {
         }
       }
     }
+  }
+  /// Where a head of a token was written, whatever the view says.
+  [[nodiscard]] stored_head stored(bool keys, std::size_t r, std::uint32_t token, std::uint32_t head) const {
+    const block_id entry = table_[table_offsets_[r] + token / shape_.block_size];
+    const bool tail = (entry & tail_bit) != 0;
+    const plane& p = keys ? (tail ? k_tail_ : k_) : (tail ? v_tail_ : v_);
+    return p.stored(entry & ~tail_bit, token % shape_.block_size, head);
   }
   std::vector<block_id>& table() { return table_; }
   [[nodiscard]] const std::vector<block_id>& table() const { return table_; }
