@@ -25,29 +25,6 @@ struct counting {
   }
 };
 
-/// One row of the scene's only sequence, as a step of its own: the newest of `length` tokens.
-template <class Attention>
-std::vector<float> row_alone(const Attention& a, const scene<bf16>& s, std::uint32_t row, std::uint32_t length,
-                             const variant_values& values = {}) {
-  const std::vector<std::uint32_t> offsets{0, 1};
-  const std::vector<std::uint32_t> lengths{length};
-  batch_view batch = s.batch();
-  batch.query_offsets = offsets;
-  batch.kv_lengths = lengths;
-  const std::uint32_t heads = s.form().query_heads();
-  const std::uint32_t dim = s.form().head_dim;
-  const std::size_t row_floats = std::size_t{heads} * dim;
-  std::vector<float> out(row_floats);
-  run_share(a, a.plan(batch), s.view(), rows_view<const float>(s.q.data() + row * row_floats, 1, heads, dim),
-            rows_view<float>(out.data(), 1, heads, dim), values);
-  return out;
-}
-
-/// Whether a chunk's output has these bits in its row `row`.
-bool has_row(const std::vector<float>& chunk, std::uint32_t row, const std::vector<float>& bits) {
-  return std::memcmp(bits.data(), chunk.data() + row * bits.size(), bits.size() * sizeof(float)) == 0;
-}
-
 }  // namespace
 
 TEST_CASE("what does not fit is refused with value, limit and remedy, and nothing is written") {

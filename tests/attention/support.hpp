@@ -5,6 +5,8 @@
 
 #include <kvcache/attention/attention.hpp>
 #include <kvcache/attention/reference.hpp>
+#include <kvcache/convert.hpp>
+#include <kvcache/quantise.hpp>
 
 #include <algorithm>
 #include <bit>
@@ -62,28 +64,40 @@ struct sequence {
   std::uint32_t kv_length = 1;
 };
 
-/// K or V of a pool. The strides have gaps, the base is aligned to 8 bytes and no more, and every element that nobody
-/// wrote is no number or infinite.
-template <class T>
+/// K or V of a pool, with its scales. The strides have gaps, the base is aligned to 8 bytes and no more, and every
+/// element, code and scale that nobody wrote is no number or infinite where it can be.
 class plane {
  public:
   plane() = default;
-  plane(const shape& s, std::uint32_t dim, std::uint32_t blocks, std::uint32_t gap) {
-    const auto size = static_cast<std::int64_t>(sizeof(T));
-    const std::int64_t row = (std::int64_t{dim} + gap) * size;
-    if (s.heads_outside) {
-      view_.token_stride = row;
-      view_.head_stride = row * s.block_size + 8 * gap;
-    } else {
-      view_.head_stride = row;
-      view_.token_stride = row * s.kv_heads + 8 * gap;
+  plane(const shape& s, dtype_id dtype, std::uint32_t dim, std::uint32_t blocks, std::uint32_t gap)
+      : dtype_(dtype), dim_(dim), block_size_(s.block_size), kv_heads_(s.kv_heads) {
+    const dtype_id stored = without_rotation(dtype);
+    const quantization q = quantization_of(dtype);
+    const std::uint32_t gap_bytes = q.bits != 0 ? gap : gap * bits(dtype) / 8;
+    lay_out(s, view_, static_cast<std::int64_t>(code_bytes(dtype, dim)) + gap_bytes, 8 * gap);
+    poison(codes_, view_, blocks, [&](std::size_t i) {
+      if (q.bits != 0) return std::uint32_t{0xffff'ffff};
+      if (stored == dtype_id::float8_e4m3) return std::uint32_t{0xff7f'ff7f};
+      if (stored == dtype_id::float8_e5m2) return std::uint32_t{0x7ffc'ff7c};
+      const float x = std::bit_cast<float>(i % 3 == 0 ? 0x7f80'0000u : i % 3 == 1 ? 0x7fc0'0000u : 0xff80'0000u);
+      if (stored == dtype_id::float32) return std::bit_cast<std::uint32_t>(x);
+      const std::uint32_t half = stored == dtype_id::float16 ? from_float<f16>(x).bits : from_float<bf16>(x).bits;
+      return half | (i % 2 == 0 ? half : 0xffffu) << 16;
+    });
+    if (q.bits != 0) {
+      const auto row = static_cast<std::int64_t>(scale_bytes(dtype, dim)) + 2 * gap;
+      lay_out(s, scales_, row, 4 * gap);
+      if (q.per_channel) {
+        scales_.token_stride = 0;
+        scales_.head_stride = row;
+        scales_.block_stride = row * s.kv_heads + 6;
+      }
+      poison(scale_bytes_, scales_, blocks, [](std::size_t i) {
+        return i % 3 == 0 ? 0x7fc0'7f80u : i % 3 == 1 ? 0xff80'7fc0u : 0xffff'ff80u;
+      });
     }
-    view_.block_stride = row * s.kv_heads * s.block_size + 8 * gap * (s.kv_heads + s.block_size) + 64;
-    bytes_.resize(static_cast<std::size_t>(view_.block_stride) * blocks + 128);
-    auto address = reinterpret_cast<std::uintptr_t>(bytes_.data());
-    while (address % 16 != 8) ++address;
-    view_.base = reinterpret_cast<std::byte*>(address);
-    poison(view_.base, bytes_.size() - static_cast<std::size_t>(view_.base - bytes_.data()));
+    // A format stores heads of tokens or of blocks as a whole.
+    if (q.bits != 0 || is_rotated(dtype)) numbers_.resize(std::size_t{blocks} * s.block_size * s.kv_heads * dim);
   }
   plane(const plane&) = delete;
   plane& operator=(const plane&) = delete;
@@ -91,32 +105,91 @@ class plane {
   plane& operator=(plane&&) noexcept = default;
 
   [[nodiscard]] const plane_view& view() const { return view_; }
+  [[nodiscard]] const plane_view& scales() const { return scales_; }
+  [[nodiscard]] bool stores_blocks() const { return seals(dtype_); }
+  /// Takes an element; `store` has to follow when the head of the token, or of the block, is as it should be.
   void write(block_id block, std::uint32_t token, std::uint32_t head, std::uint32_t d, float x) {
-    const T stored = from_float<T>(x);
-    std::memcpy(view_.at(block, token, head) + d * sizeof(T), &stored, sizeof stored);
+    if (numbers_.empty())
+      convert(&x, 1, view_.at(block, token, head) + d * (bits(dtype_) / 8), dtype_);
+    else
+      number(block, token, head)[d] = x;
+  }
+  [[nodiscard]] stored_head stored(block_id block, std::uint32_t token, std::uint32_t head) const {
+    const bool scaled = scales_.base != nullptr;
+    return {view_.at(block, token, head), scaled ? scales_.at(block, token, head) : nullptr, dtype_};
+  }
+  void store(block_id block, std::uint32_t token, std::uint32_t head) {
+    if (numbers_.empty()) return;
+    const dtype_id stored = without_rotation(dtype_);
+    const auto read = [&](std::uint32_t t, float* x) {
+      std::copy_n(number(block, t, head), dim_, x);
+      if (is_rotated(dtype_)) rotate(x, dim_);
+    };
+    std::vector<float> x(dim_);
+    if (seals(dtype_)) {
+      seal_head(stored, block_size_, dim_, read, view_.at(block, 0, head), view_.token_stride,
+                scales_.at(block, 0, head));
+      return;
+    }
+    read(token, x.data());
+    if (quantization_of(dtype_).bits == 0)
+      convert(x.data(), dim_, view_.at(block, token, head), stored);
+    else
+      quantise_head(stored, x.data(), dim_, view_.at(block, token, head), scales_.at(block, token, head));
   }
 
  private:
-  static void poison(std::byte* to, std::size_t bytes) {
-    for (std::size_t i = 0; i + sizeof(T) <= bytes; i += sizeof(T)) {
-      const std::uint32_t f = i / sizeof(T) % 3 == 0   ? 0x7f80'0000u
-                              : i / sizeof(T) % 3 == 1 ? 0x7fc0'0000u
-                                                       : 0xff80'0000u;
-      const T stored = from_float<T>(std::bit_cast<float>(f));
-      std::memcpy(to + i, &stored, sizeof stored);
+  /// Strides of rows of so many bytes, with gaps behind rows, tokens or heads, and blocks.
+  static void lay_out(const shape& s, plane_view& view, std::int64_t row, std::int64_t gap) {
+    if (s.heads_outside) {
+      view.token_stride = row;
+      view.head_stride = row * s.block_size + gap;
+    } else {
+      view.head_stride = row;
+      view.token_stride = row * s.kv_heads + gap;
+    }
+    view.block_stride = row * s.kv_heads * s.block_size + gap * (s.kv_heads + s.block_size) + 64;
+  }
+  /// Memory for a view, full of what `pattern` says of each four bytes.
+  template <class Pattern>
+  static void poison(std::vector<std::byte>& memory, plane_view& view, std::uint32_t blocks, const Pattern& pattern) {
+    memory.resize(static_cast<std::size_t>(view.block_stride) * blocks + 128);
+    auto address = reinterpret_cast<std::uintptr_t>(memory.data());
+    while (address % 16 != 8) ++address;
+    view.base = reinterpret_cast<std::byte*>(address);
+    const std::size_t size = memory.size() - static_cast<std::size_t>(view.base - memory.data());
+    for (std::size_t i = 0; i + 4 <= size; i += 4) {
+      const std::uint32_t four = pattern(i / 4);
+      std::memcpy(view.base + i, &four, sizeof four);
     }
   }
+  float* number(block_id block, std::uint32_t token, std::uint32_t head) {
+    return numbers_.data() + ((std::size_t{block} * block_size_ + token) * kv_heads_ + head) * dim_;
+  }
 
-  std::vector<std::byte> bytes_;
+  std::vector<std::byte> codes_;
+  std::vector<std::byte> scale_bytes_;
+  std::vector<float> numbers_;
   plane_view view_;
+  plane_view scales_;
+  dtype_id dtype_ = dtype_id::float32;
+  std::uint32_t dim_ = 0;
+  std::uint32_t block_size_ = 0;
+  std::uint32_t kv_heads_ = 0;
 };
 
-/// Sequences in a pool, with queries: everything that attention needs, and what it should find.
-template <class K, class V = K>
-class scene {
+struct stored_format {
+  dtype_id k = dtype_id::bfloat16;
+  dtype_id v = dtype_id::bfloat16;
+  dtype_id tail = dtype_id::bfloat16;
+};
+
+/// Sequences in a pool, with queries: everything that attention needs, and what it should find. Where a format seals
+/// whole blocks, those that are not full lie in the tail pool.
+class any_scene {
  public:
-  scene(const shape& s, std::vector<sequence> sequences, unsigned seed = 1)
-      : shape_(s), sequences_(std::move(sequences)) {
+  any_scene(const shape& s, const stored_format& format, std::vector<sequence> sequences, unsigned seed)
+      : shape_(s), format_(format), sequences_(std::move(sequences)) {
     std::mt19937 random(seed);
     std::normal_distribution<float> normal(0.0f, s.largest);
     std::uint32_t needed = 0;
@@ -135,21 +208,19 @@ class scene {
     table_.assign(ids.begin(), ids.begin() + needed);
     if (s.tails)
       for (std::size_t i = 0; i < table_.size(); i += 3) table_[i] |= tail_bit;
+    const bool seal = seals(format.k) || seals(format.v);
+    if (seal)
+      for (std::size_t r = 0; r < sequences_.size(); ++r)
+        if (lengths_[r] % s.block_size != 0) table_[table_offsets_[r + 1] - 1] |= tail_bit;
 
-    k_ = plane<K>(s, s.head_dim, blocks_, 2);
-    v_ = plane<V>(s, s.v_dim(), blocks_, 6);
-    if (s.tails) {
-      k_tail_ = plane<K>(s, s.head_dim, blocks_, s.tails_alike ? 2 : 4);
-      v_tail_ = plane<V>(s, s.v_dim(), blocks_, s.tails_alike ? 6 : 8);
+    k_ = plane(s, format.k, s.head_dim, blocks_, 2);
+    v_ = plane(s, format.v, s.v_dim(), blocks_, 6);
+    if (s.tails || seal) {
+      tail_blocks_ = blocks_;
+      k_tail_ = plane(s, view().k_tail_dtype(), s.head_dim, blocks_, s.tails_alike ? 2 : 4);
+      v_tail_ = plane(s, view().v_tail_dtype(), s.v_dim(), blocks_, s.tails_alike ? 6 : 8);
     }
-    for (std::size_t r = 0; r < sequences_.size(); ++r) {
-      for (std::uint32_t t = 0; t < lengths_[r]; ++t) {
-        for (std::uint32_t h = 0; h < s.kv_heads; ++h) {
-          for (std::uint32_t d = 0; d < s.head_dim; ++d) write_k(r, t, h, d, normal(random));
-          for (std::uint32_t d = 0; d < s.v_dim(); ++d) write_v(r, t, h, d, normal(random));
-        }
-      }
-    }
+    write_all([&](bool, std::size_t, std::uint32_t, std::uint32_t, std::uint32_t) { return normal(random); });
     q.resize(std::size_t{rows()} * s.query_heads() * s.head_dim);
     std::normal_distribution<float> unit;
     for (float& x : q) x = to_float(from_float<bf16>(unit(random)));  // so that q may be handed over as bf16 too
@@ -164,16 +235,19 @@ class scene {
     kv_view r;
     r.k = k_.view();
     r.v = v_.view();
+    r.k_scales = k_.scales();
+    r.v_scales = v_.scales();
     r.k_tail = k_tail_.view();
     r.v_tail = v_tail_.view();
     r.blocks = blocks_;
-    r.tail_blocks = shape_.tails ? blocks_ : 0;
+    r.tail_blocks = tail_blocks_;
     r.block_size = shape_.block_size;
     r.kv_heads = shape_.kv_heads;
     r.head_dim = shape_.head_dim;
     r.head_dim_v = shape_.v_dim();
-    r.k_dtype = dtype_traits<K>::id;
-    r.v_dtype = dtype_traits<V>::id;
+    r.k_dtype = format_.k;
+    r.v_dtype = format_.v;
+    r.tail_dtype = format_.tail;
     return r;
   }
   [[nodiscard]] rows_view<const float> queries() const {
@@ -184,46 +258,101 @@ class scene {
   }
 
   void write_k(std::size_t r, std::uint32_t token, std::uint32_t head, std::uint32_t d, float x) {
-    const block_id entry = table_[table_offsets_[r] + token / shape_.block_size];
-    ((entry & tail_bit) != 0 ? k_tail_ : k_).write(entry & ~tail_bit, token % shape_.block_size, head, d, x);
+    const place p = place_of(r, token);
+    p.k.write(p.block, p.token, head, d, x);
+    p.k.store(p.block, p.token, head);
   }
   void write_v(std::size_t r, std::uint32_t token, std::uint32_t head, std::uint32_t d, float x) {
-    const block_id entry = table_[table_offsets_[r] + token / shape_.block_size];
-    ((entry & tail_bit) != 0 ? v_tail_ : v_).write(entry & ~tail_bit, token % shape_.block_size, head, d, x);
+    const place p = place_of(r, token);
+    p.v.write(p.block, p.token, head, d, x);
+    p.v.store(p.block, p.token, head);
   }
   /// Every element of one token.
   void fill_k(std::size_t r, std::uint32_t token, float x) {
-    for (std::uint32_t h = 0; h < shape_.kv_heads; ++h)
-      for (std::uint32_t d = 0; d < shape_.head_dim; ++d) write_k(r, token, h, d, x);
+    const place p = place_of(r, token);
+    for (std::uint32_t h = 0; h < shape_.kv_heads; ++h) {
+      for (std::uint32_t d = 0; d < shape_.head_dim; ++d) p.k.write(p.block, p.token, h, d, x);
+      p.k.store(p.block, p.token, h);
+    }
   }
   void fill_v(std::size_t r, std::uint32_t token, float x) {
-    for (std::uint32_t h = 0; h < shape_.kv_heads; ++h)
-      for (std::uint32_t d = 0; d < shape_.v_dim(); ++d) write_v(r, token, h, d, x);
+    const place p = place_of(r, token);
+    for (std::uint32_t h = 0; h < shape_.kv_heads; ++h) {
+      for (std::uint32_t d = 0; d < shape_.v_dim(); ++d) p.v.write(p.block, p.token, h, d, x);
+      p.v.store(p.block, p.token, h);
+    }
+  }
+  /// Every element of every token: f(whether it is of K, sequence, token, head, d).
+  template <class F>
+  void write_all(const F& f) {
+    for (std::size_t r = 0; r < sequences_.size(); ++r) {
+      for (std::uint32_t t = 0; t < lengths_[r]; ++t) {
+        const place p = place_of(r, t);
+        const bool last = p.token + 1 == shape_.block_size || t + 1 == lengths_[r];
+        for (std::uint32_t h = 0; h < shape_.kv_heads; ++h) {
+          for (std::uint32_t d = 0; d < shape_.head_dim; ++d) p.k.write(p.block, p.token, h, d, f(true, r, t, h, d));
+          for (std::uint32_t d = 0; d < shape_.v_dim(); ++d) p.v.write(p.block, p.token, h, d, f(false, r, t, h, d));
+          if (last || !p.k.stores_blocks()) p.k.store(p.block, p.token, h);
+          if (last || !p.v.stores_blocks()) p.v.store(p.block, p.token, h);
+        }
+      }
+    }
+  }
+  /// Where a head of a token was written, whatever the view says.
+  [[nodiscard]] stored_head stored(bool keys, std::size_t r, std::uint32_t token, std::uint32_t head) const {
+    const block_id entry = table_[table_offsets_[r] + token / shape_.block_size];
+    const bool tail = (entry & tail_bit) != 0;
+    const plane& p = keys ? (tail ? k_tail_ : k_) : (tail ? v_tail_ : v_);
+    return p.stored(entry & ~tail_bit, token % shape_.block_size, head);
   }
   std::vector<block_id>& table() { return table_; }
+  [[nodiscard]] const std::vector<block_id>& table() const { return table_; }
   std::vector<std::uint32_t>& lengths() { return lengths_; }
   [[nodiscard]] const std::vector<std::uint32_t>& offsets() const { return offsets_; }
 
   std::vector<float> q;
 
  private:
+  struct place {
+    plane& k;
+    plane& v;
+    block_id block;
+    std::uint32_t token;
+  };
+  [[nodiscard]] place place_of(std::size_t r, std::uint32_t token) {
+    const block_id entry = table_[table_offsets_[r] + token / shape_.block_size];
+    const bool tail = (entry & tail_bit) != 0;
+    return {tail ? k_tail_ : k_, tail ? v_tail_ : v_, entry & ~tail_bit, token % shape_.block_size};
+  }
+
   shape shape_;
+  stored_format format_;
   std::vector<sequence> sequences_;
   std::vector<std::uint32_t> offsets_;
   std::vector<std::uint32_t> lengths_;
   std::vector<block_id> table_;
   std::vector<std::uint32_t> table_offsets_;
   std::uint32_t blocks_ = 0;
-  plane<K> k_;
-  plane<V> v_;
-  plane<K> k_tail_;
-  plane<V> v_tail_;
+  std::uint32_t tail_blocks_ = 0;
+  plane k_;
+  plane v_;
+  plane k_tail_;
+  plane v_tail_;
 };
 
-template <class Variant, class K, class V = K, bool Invariant = false>
+/// The same with types, as a policy bundle has them.
+template <class K, class V = K, class Tail = bf16>
+class scene : public any_scene {
+ public:
+  scene(const shape& s, std::vector<sequence> sequences, unsigned seed = 1)
+      : any_scene(s, {dtype_traits<K>::id, dtype_traits<V>::id, dtype_traits<Tail>::id}, std::move(sequences), seed) {}
+};
+
+template <class Variant, class K, class V = K, bool Invariant = false, class Tail = bf16>
 struct bundle : policies {
   static constexpr unsigned block_size = dynamic;
   using dtype = kv_dtype<K, V>;
+  using tail_dtype = Tail;
   using variant = Variant;
   static constexpr bool batch_invariant = Invariant;
 };
@@ -236,34 +365,110 @@ struct outcome {
 
 inline float poison_value() { return std::bit_cast<float>(0x7fc0'0000u); }
 
-/// One thread's share of a run. Where the processor's dot products are asked for, q goes in as bf16: otherwise they
-/// would not be used.
+/// What queries are handed over as.
+enum class query_type : std::uint8_t {
+  usual,  ///< f32, but bf16 where the processor's dot products are asked for, which would not be used otherwise
+  as_f32,
+  as_f16,
+  as_bf16,
+};
+
+/// One thread's share of a run.
 template <class Attention>
 void run_share(const Attention& a, const attention_plan& plan, const kv_view& view, rows_view<const float> q,
-               rows_view<float> out, const variant_values& values = {}, lse_view<float> lse = {}) {
-  if (a.options().backend.isa != cpu_isa::avx512_dot) return a.run(plan, view, q, out, 0, 1, values, lse);
-  std::vector<bf16> short_q(std::size_t{q.rows} * q.heads * q.head_dim);
-  std::size_t at = 0;
-  for (std::uint32_t r = 0; r < q.rows; ++r)
-    for (std::uint32_t h = 0; h < q.heads; ++h)
-      for (std::uint32_t d = 0; d < q.head_dim; ++d) short_q[at++] = from_float<bf16>(q.at(r, h)[d]);
-  a.run(plan, view, rows_view<const bf16>(short_q.data(), q.rows, q.heads, q.head_dim), out, 0, 1, values, lse);
+               rows_view<float> out, const variant_values& values = {}, lse_view<float> lse = {},
+               query_type type = query_type::usual) {
+  if (type == query_type::usual)
+    type = a.options().backend.isa == cpu_isa::avx512_dot ? query_type::as_bf16 : query_type::as_f32;
+  if (type == query_type::as_f32) return a.run(plan, view, q, out, 0, 1, values, lse);
+  const auto run_narrow = [&]<class Q>(Q) {
+    std::vector<Q> short_q(std::size_t{q.rows} * q.heads * q.head_dim);
+    std::size_t at = 0;
+    for (std::uint32_t r = 0; r < q.rows; ++r)
+      for (std::uint32_t h = 0; h < q.heads; ++h)
+        for (std::uint32_t d = 0; d < q.head_dim; ++d) short_q[at++] = from_float<Q>(q.at(r, h)[d]);
+    a.run(plan, view, rows_view<const Q>(short_q.data(), q.rows, q.heads, q.head_dim), out, 0, 1, values, lse);
+  };
+  if (type == query_type::as_f16) return run_narrow(f16{});
+  run_narrow(bf16{});
 }
 
 /// Attention over a scene on the calling thread, cut for `threads` threads. Output and lse begin as no numbers.
-template <class Variant, bool Invariant = false, class K, class V>
-outcome attend(const scene<K, V>& s, const variant_values& values = {}, cpu_isa isa = cpu_isa::best,
-               unsigned threads = 1) {
+template <class Variant, bool Invariant = false, class K, class V, class Tail>
+outcome attend(const scene<K, V, Tail>& s, const variant_values& values = {}, cpu_isa isa = cpu_isa::best,
+               unsigned threads = 1, query_type type = query_type::usual) {
   const shape& f = s.form();
   outcome o{std::vector<float>(std::size_t{s.rows()} * f.query_heads() * f.v_dim(), poison_value()),
             std::vector<float>(std::size_t{s.rows()} * f.query_heads(), poison_value())};
-  const attention<bundle<Variant, K, V, Invariant>> a(
+  const attention<bundle<Variant, K, V, Invariant, Tail>> a(
       {.shape = s.heads(), .threads = threads, .backend = {.isa = isa}});
   const attention_plan plan = a.plan(s.batch());
   run_share(a, plan, s.view(), s.queries(), rows_view<float>(o.out.data(), s.rows(), f.query_heads(), f.v_dim()),
-            values, {o.lse.data(), f.query_heads()});
-  o.rounded = isa == cpu_isa::avx512_dot && std::is_same_v<K, bf16> && std::is_same_v<V, bf16>;
+            values, {o.lse.data(), f.query_heads()}, type);
+  o.rounded = isa == cpu_isa::avx512_dot && (type == query_type::usual || type == query_type::as_bf16) &&
+              std::is_same_v<K, bf16> && std::is_same_v<V, bf16>;
   return o;
+}
+
+/// Values of a variant and what they refer to.
+struct given {
+  std::vector<float> slopes;
+  std::vector<float> sink_logits;
+  std::vector<std::uint8_t> bits;
+  variant_values values;
+};
+
+/// Values for everything that the variant uses.
+template <class Variant>
+given values_for(const any_scene& s, std::uint32_t window, unsigned seed) {
+  given g;
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  constexpr variant_features f = Variant::features;
+  if constexpr (f.window) g.values.window = window;
+  if constexpr (f.soft_cap) g.values.soft_cap = 1.5f;
+  if constexpr (f.alibi) {
+    for (std::uint32_t h = 0; h < s.form().query_heads(); ++h)
+      g.slopes.push_back(std::exp2(-8.0f * static_cast<float>(h + 1) / static_cast<float>(s.form().query_heads())));
+    g.values.alibi_slopes = g.slopes;
+  }
+  if constexpr (f.sinks) {
+    for (std::uint32_t h = 0; h < s.form().query_heads(); ++h) g.sink_logits.push_back(2 * normal(random));
+    g.sink_logits[0] = empty_lse();
+    g.values.sinks = g.sink_logits;
+  }
+  if constexpr (f.mask) {
+    const std::size_t stride = 400;
+    g.bits.resize(stride * s.rows());
+    for (std::uint8_t& b : g.bits) b = static_cast<std::uint8_t>(random());
+    if (!g.bits.empty()) std::fill_n(g.bits.begin(), stride, std::uint8_t{0});  // the first row sees nothing
+    g.values.mask = {g.bits.data(), s.rows(), static_cast<std::int64_t>(stride)};
+  }
+  return g;
+}
+
+/// One row of the scene's only sequence, as a step of its own: the newest of `length` tokens.
+template <class Attention>
+std::vector<float> row_alone(const Attention& a, const any_scene& s, std::uint32_t row, std::uint32_t length,
+                             const variant_values& values = {}) {
+  const std::vector<std::uint32_t> offsets{0, 1};
+  const std::vector<std::uint32_t> lengths{length};
+  batch_view batch = s.batch();
+  batch.query_offsets = offsets;
+  batch.kv_lengths = lengths;
+  const std::uint32_t heads = s.form().query_heads();
+  const std::uint32_t dim = s.form().head_dim;
+  const std::uint32_t dim_v = s.form().v_dim();
+  std::vector<float> out(std::size_t{heads} * dim_v);
+  run_share(a, a.plan(batch), s.view(),
+            rows_view<const float>(s.q.data() + std::size_t{row} * heads * dim, 1, heads, dim),
+            rows_view<float>(out.data(), 1, heads, dim_v), values);
+  return out;
+}
+
+/// Whether a chunk's output has these bits in its row `row`.
+inline bool has_row(const std::vector<float>& chunk, std::uint32_t row, const std::vector<float>& bits) {
+  return std::memcmp(bits.data(), chunk.data() + row * bits.size(), bits.size() * sizeof(float)) == 0;
 }
 
 struct expectation {
@@ -272,8 +477,8 @@ struct expectation {
   double largest = 1;  ///< of the outputs
 };
 
-template <class Variant, class K, class V>
-expectation expected(const scene<K, V>& s, const variant_values& values = {}) {
+template <class Variant>
+expectation expected(const any_scene& s, const variant_values& values = {}) {
   const shape& f = s.form();
   expectation e;
   e.out.resize(std::size_t{s.rows()} * f.query_heads() * f.v_dim());

@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "format_kernels.hpp"
 #include "support.hpp"
 
 using namespace kvcache_test;
@@ -15,7 +16,8 @@ namespace {
 using mine = bundle<causal, bf16>;
 
 /// Runs the plan on `count` threads of our own, without a barrier inside a run.
-void on_own_threads(const attention<mine>& a, const attention_plan& plan, const scene<bf16>& s, outcome& o,
+template <class Policies>
+void on_own_threads(const attention<Policies>& a, const attention_plan& plan, const any_scene& s, outcome& o,
                     unsigned count) {
   std::vector<std::thread> team;
   for (unsigned i = 0; i < count; ++i)
@@ -26,7 +28,7 @@ void on_own_threads(const attention<mine>& a, const attention_plan& plan, const 
   for (std::thread& t : team) t.join();
 }
 
-outcome blank(const scene<bf16>& s) {
+outcome blank(const any_scene& s) {
   return {std::vector<float>(s.q.size(), poison_value()),
           std::vector<float>(std::size_t{s.rows()} * s.form().query_heads(), poison_value())};
 }
@@ -57,6 +59,29 @@ TEST_CASE("R18 threads of the engine run a plan together, many times, with the s
                       contains_text("of 5") && contains_text("4 threads"));
     CHECK_THROWS_WITH(a.run(plan, s.view(), s.queries(), rows_view<float>(o.out.data(), s.rows(), 4, 64), 2, 2),
                       contains_text("thread 2 of 2"));
+  }
+}
+
+TEMPLATE_TEST_CASE("R18 threads of the engine run a plan over formats together, with the same bits", "",
+                   (kv_dtype<int4_grouped<32>>), (kv_dtype<int4_per_channel, rotated<int4_grouped<32>>>)) {
+  using k = typename TestType::k;
+  using v = typename TestType::v;
+  const scene<k, v> s({.kv_heads = 2, .group = 2, .tails = true}, {{1, 3000}, {40, 300}, {1, 0}, {1, 700}});
+  const expectation e = expected<causal>(s);
+  for (const cpu_isa isa : isas()) {
+    const attention<bundle<causal, k, v>> a({.shape = s.heads(), .threads = 4, .backend = {.isa = isa}});
+    const attention_plan plan = a.plan(s.batch());
+    REQUIRE(plan.state_rows() > 0);
+    outcome first = blank(s);
+    on_own_threads(a, plan, s, first, 1);
+    CHECK(distance(first, e) < 1);
+    for (const unsigned count : {2u, 3u, 4u}) {
+      outcome o = blank(s);
+      on_own_threads(a, plan, s, o, count);
+      INFO(text(s.form(), isa, count));
+      CHECK(same_bits(o.out, first.out));
+      CHECK(same_bits(o.lse, first.lse));
+    }
   }
 }
 

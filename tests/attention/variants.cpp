@@ -14,42 +14,6 @@ const std::vector<sequence> mixed{
 // Long enough to be cut for several threads and under batch_invariant.
 const std::vector<sequence> long_ones{{1, 3000}, {9, 2900}, {2, 40}};
 
-struct given {
-  std::vector<float> slopes;
-  std::vector<float> sink_logits;
-  std::vector<std::uint8_t> bits;
-  variant_values values;
-};
-
-/// Values for everything that the variant uses.
-template <class Variant, class K, class V>
-given values_for(const scene<K, V>& s, std::uint32_t window, unsigned seed) {
-  given g;
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal;
-  constexpr variant_features f = Variant::features;
-  if constexpr (f.window) g.values.window = window;
-  if constexpr (f.soft_cap) g.values.soft_cap = 1.5f;
-  if constexpr (f.alibi) {
-    for (std::uint32_t h = 0; h < s.form().query_heads(); ++h)
-      g.slopes.push_back(std::exp2(-8.0f * static_cast<float>(h + 1) / static_cast<float>(s.form().query_heads())));
-    g.values.alibi_slopes = g.slopes;
-  }
-  if constexpr (f.sinks) {
-    for (std::uint32_t h = 0; h < s.form().query_heads(); ++h) g.sink_logits.push_back(2 * normal(random));
-    g.sink_logits[0] = empty_lse();
-    g.values.sinks = g.sink_logits;
-  }
-  if constexpr (f.mask) {
-    const std::size_t stride = 400;
-    g.bits.resize(stride * s.rows());
-    for (std::uint8_t& b : g.bits) b = static_cast<std::uint8_t>(random());
-    if (!g.bits.empty()) std::fill_n(g.bits.begin(), stride, std::uint8_t{0});  // the first row sees nothing
-    g.values.mask = {g.bits.data(), s.rows(), static_cast<std::int64_t>(stride)};
-  }
-  return g;
-}
-
 template <class Variant>
 void hold() {
   for (const std::uint32_t group : {1u, 4u, 7u, 17u}) {

@@ -88,7 +88,8 @@ KVCACHE_NOINLINE inline void check_call(const attention_call& call, kv_format fo
     };
     shown("the view's K", kv.k_dtype, kv.k_scales, kv.head_dim);
     shown("the view's V", kv.v_dtype, kv.v_scales, kv.head_dim_v);
-    if (plan.tail_blocks_needed() != 0 && kv.k_tail_dtype() != kv.k_dtype && kv.tail_dtype != tail_dtype)
+    const bool tails_differ = kv.k_tail_dtype() != kv.k_dtype || kv.v_tail_dtype() != kv.v_dtype;
+    if (plan.tail_blocks_needed() != 0 && tails_differ && kv.tail_dtype != tail_dtype)
       refuse(std::string("the view's tail pool holds ") + name(kv.tail_dtype) + ", the policies say " +
              name(tail_dtype) + "; use one policy bundle for both");
     planned("q's heads", call.q.heads, shape.query_heads);
