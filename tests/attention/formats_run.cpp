@@ -36,11 +36,11 @@ TEMPLATE_TEST_CASE("one attention object runs layers in its format and layers ke
   const scene<bf16> wide(form, sequences);
   const scene_of<TestType, f16> quantised_f16(form, sequences);
   const scene<f16> wide_f16(form, sequences);
-  const auto runs = [&](const auto& a, const any_scene& s, bool rounded, cpu_isa isa) {
+  const auto runs = [&](const auto& a, const any_scene& s, double rounding, cpu_isa isa) {
     outcome o{std::vector<float>(s.q.size(), poison_value()), std::vector<float>(s.rows() * 8u, poison_value())};
     run_share(a, a.plan(s.batch()), s.view(), s.queries(), rows_view<float>(o.out.data(), s.rows(), 8, 64), {},
               {o.lse.data(), 8});
-    o.rounded = rounded && isa == cpu_isa::avx512_dot;
+    o.rounding = isa == cpu_isa::avx512_dot ? rounding : 0;
     return distance(o, expected<causal>(s)) < 1;
   };
   using k = typename TestType::k;
@@ -48,17 +48,18 @@ TEMPLATE_TEST_CASE("one attention object runs layers in its format and layers ke
   for (const cpu_isa isa : isas()) {
     INFO(name(isa));
     const attention<bundle<causal, k, v>> a({.shape = wide.heads(), .threads = 1, .backend = {.isa = isa}});
-    CHECK(runs(a, quantised, false, isa));
-    CHECK(runs(a, wide, true, isa));
-    CHECK(runs(a, quantised, false, isa));
+    CHECK(runs(a, quantised, rounding_of<k, v>(form, false), isa));
+    CHECK(runs(a, wide, rounding_of<bf16, bf16>(form, true), isa));
+    CHECK(runs(a, quantised, rounding_of<k, v>(form, false), isa));
     const attention<bundle<causal, k, v, false, f16>> b({.shape = wide.heads(), .threads = 1, .backend = {.isa = isa}});
-    CHECK(runs(b, quantised_f16, false, isa));
-    CHECK(runs(b, wide_f16, false, isa));
+    CHECK(runs(b, quantised_f16, rounding_of<k, v>(form, false), isa));
+    CHECK(runs(b, wide_f16, 0, isa));
     // Both are of one plan too, as the layers of a step are.
     const attention_plan plan = a.plan(wide.batch());
     std::vector<float> out(wide.q.size());
     run_share(a, plan, wide.view(), wide.queries(), rows_view<float>(out.data(), wide.rows(), 8, 64));
-    CHECK(distance({out, {}, isa == cpu_isa::avx512_dot}, expected<causal>(wide)) < 1);
+    CHECK(distance({out, {}, isa == cpu_isa::avx512_dot ? rounding_of<bf16, bf16>(form, true) : 0},
+                   expected<causal>(wide)) < 1);
   }
 }
 

@@ -242,7 +242,7 @@ TEST_CASE("R19 a long window cuts a row's tokens at the same places, whatever is
       for (std::uint32_t i = 0; i < 40; i += 3) same = same && has_row(chunk, i, row_alone(a, s, i, 4961 + i, values));
       INFO(name(isa) << " window known to the plan " << known);
       CHECK(same);
-      CHECK(distance({chunk, {}, isa == cpu_isa::avx512_dot}, expected<sliding_window>(s, values)) < 1);
+      CHECK(distance({chunk, {}, isa == cpu_isa::avx512_dot ? 0x1p-8 : 0}, expected<sliding_window>(s, values)) < 1);
     }
   }
 }

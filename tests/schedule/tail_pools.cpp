@@ -10,8 +10,9 @@ using kvcache_test::contains_text;
 
 TEST_CASE("R20 a tail pool that a step might not fit into is refused by its numbers") {
   manager m({.blocks = 100, .block_size = 16, .tail_blocks = 11});
-  CHECK_THROWS_WITH(scheduler(m, {.running = 4, .step_tokens = 64}),
-                    contains_text("11 tail blocks") && contains_text("at least 12") && contains_text("tail_blocks_for"));
+  CHECK_THROWS_WITH(scheduler(m, {.running = 4, .step_tokens = 64}), contains_text("11 tail blocks") &&
+                                                                         contains_text("at least 12") &&
+                                                                         contains_text("tail_blocks_for"));
   manager enough({.blocks = 100, .block_size = 16, .tail_blocks = 12});
   CHECK_NOTHROW(scheduler(enough, {.running = 4, .step_tokens = 64}));
 }
@@ -21,8 +22,7 @@ TEST_CASE("R20 requests of any kind are served through the smallest tail pools, 
   const std::size_t depth = GENERATE(1u, 2u, 4u);
   const std::uint32_t wide_tokens = GENERATE(0u, 5u);
   CAPTURE(block_size, depth, wide_tokens);
-  const auto tails =
-      static_cast<std::uint32_t>(kvcache::tail_blocks_for(4, 40, block_size, 1, wide_tokens));
+  const auto tails = static_cast<std::uint32_t>(kvcache::tail_blocks_for(4, 40, block_size, 1, wide_tokens));
   const std::array groups{layer_group{block_size, layer_group::full, tails, wide_tokens}, layer_group{4, 9}};
   manager m({.blocks = 400 / block_size + 60, .layer_groups = groups});
   scheduler s(m, {.running = 4, .step_tokens = 40});
