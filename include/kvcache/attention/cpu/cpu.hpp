@@ -69,6 +69,12 @@ namespace kvcache::detail::isa_avx512 {
 
 #include <kvcache/attention/cpu/tile_dot.inl>
 
+#include <kvcache/attention/cpu/codes.inl>
+
+#include <kvcache/attention/cpu/codes_keys.inl>
+
+#include <kvcache/attention/cpu/codes_values.inl>
+
 #include <kvcache/attention/cpu/decode_codes.inl>
 }  // namespace kvcache::detail::isa_avx512
 KVCACHE_ISA_END
