@@ -27,6 +27,26 @@ TEMPLATE_TEST_CASE("formats, rotated or not, give what their numbers give as f32
   }
 }
 
+TEMPLATE_TEST_CASE("a query that holds no number, or an infinity, makes its own row none, and no other", "", fp8_small,
+                   int8, int4, int4_asymmetric, int4_channels, channels_beside_rotated) {
+  const shape form{.kv_heads = 2, .group = 3, .tails = true};
+  for (const cpu_isa isa : isas()) {
+    for (const float bad : {poison_value(), std::bit_cast<float>(0x7f80'0000u)}) {
+      scene_of<TestType> s(form, {{1, 130}, {1, 77}});
+      const outcome clean = attend<causal>(s, {}, isa);
+      const std::size_t row = 2 * 6 - 2;  // the second sequence's fifth head
+      s.q[row * 64 + 17] = bad;
+      const outcome o = attend<causal>(s, {}, isa);
+      INFO(text(form, isa));
+      for (std::size_t i = 0; i < o.out.size(); ++i)
+        if (i / 64 != row)
+          REQUIRE(std::bit_cast<std::uint32_t>(o.out[i]) == std::bit_cast<std::uint32_t>(clean.out[i]));
+      CHECK(!is_number(o.out[row * 64]));
+      CHECK(!is_number(o.out[row * 64 + 63]));
+    }
+  }
+}
+
 TEMPLATE_TEST_CASE("one attention object runs layers in its format and layers kept in its tail's type", "", int8, int4,
                    channels_beside_rotated, fp8_small) {
   using narrow = scene_of<TestType>;

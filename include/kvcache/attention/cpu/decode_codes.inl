@@ -48,6 +48,8 @@ struct code_decoder {
             reinterpret_cast<std::int32_t*>(sums + at.dim / 4)};
   }
   [[nodiscard]] float* units() const noexcept { return scratch + at.units(); }
+  /// Added to every logit: 0, or no number.
+  [[nodiscard]] float* excess() const noexcept { return scratch + at.excess(); }
   [[nodiscard]] float* output(std::size_t head) const noexcept { return scratch + at.output() + head * at.dim_v; }
 
   template <class F>
@@ -73,6 +75,9 @@ struct code_decoder {
     for (std::uint32_t head = 0; head < call.q.heads; ++head) {
       read_query(call, row, head, common.natural);
       to_code_order(k_form, common.natural, query(head));
+      // Whole numbers do not know what is infinite or no number; the rows shall.
+      const bool lost = not_finite(common.natural, k_form.dim);
+      excess()[head] = lost ? std::bit_cast<float>(0x7fc0'0000u) : 0.0f;
       if (k_form.q.per_channel) continue;
       units()[head] = k_form.q.bits == 8 ? prepare_query<8>(k_form, query(head), prepared(head))
                                          : prepare_query<4>(k_form, query(head), prepared(head));
@@ -98,11 +103,19 @@ struct code_decoder {
       if (c.tokens.count == 0) return;
       const block_id entry = c.tokens.entry[from];
       const bool tail = (entry & tail_bit) != 0;
-      c.k[t] = c.tokens.k[from];
-      c.v[t] = c.tokens.v[from];
-      // What lies in the tail pool has no scales; something is there to be read.
-      c.k_scales[t] = tail ? c.k[t] : call.kv.k_scales.at(entry, c.tokens.offset[from], 0);
-      c.v_scales[t] = tail ? c.v[t] : call.kv.v_scales.at(entry, c.tokens.offset[from], 0);
+      // Products read on behind a segment; a token of the tail pool, which has other strides and no scales, is not
+      // read so, and is the one before it there.
+      if (tail && t > 0) {
+        c.k[t] = c.k[t - 1];
+        c.v[t] = c.v[t - 1];
+        c.k_scales[t] = c.k_scales[t - 1];
+        c.v_scales[t] = c.v_scales[t - 1];
+      } else {
+        c.k[t] = c.tokens.k[from];
+        c.v[t] = c.tokens.v[from];
+        c.k_scales[t] = tail ? c.k[t] : call.kv.k_scales.at(entry, c.tokens.offset[from], 0);
+        c.v_scales[t] = tail ? c.v[t] : call.kv.v_scales.at(entry, c.tokens.offset[from], 0);
+      }
       if (t >= c.tokens.count) continue;
       const bool goes_on = t > 0 && tail == c.segments[c.segment_count - 1].tail &&
                            (!by_block || tail || entry == c.tokens.entry[t - 1]);
@@ -224,7 +237,7 @@ struct code_decoder {
   template <std::size_t Rows>
   void token_logits(const code_segment& s, std::uint32_t head) noexcept {
     code_query queries[Rows];
-    for (std::size_t r = 0; r < Rows; ++r) queries[r] = {prepared(head + r), units()[head + r], 0};
+    for (std::size_t r = 0; r < Rows; ++r) queries[r] = {prepared(head + r), units()[head + r], excess()[head + r]};
     const code_stream from{k + s.first, k_scales + s.first};
     float* const to = common.logits + s.first * Rows;
     if (k_form.q.bits == 8)
@@ -261,7 +274,7 @@ struct code_decoder {
         }
       }
       const prepared_query to{bytes[r], lane_sums, starts};
-      queries[r] = {to, prepare_query<Bits>(k_form, scaled, to), sum_of(zero)};
+      queries[r] = {to, prepare_query<Bits>(k_form, scaled, to), sum_of(zero) + excess()[head + r]};
     }
     const code_stream from{k + s.first, k_scales + s.first};
     code_logits<Bits, true, false, Rows>(k_form, queries, from, s.count, factor, common.logits + s.first * Rows);
