@@ -30,9 +30,11 @@
 #if defined(__GNUC__) || defined(__clang__)
 #define KVCACHE_ALWAYS_INLINE inline __attribute__((always_inline))
 #define KVCACHE_NOINLINE __attribute__((noinline))
+#define KVCACHE_INLINED __attribute__((always_inline))  // of lambdas, behind noexcept
 #else
 #define KVCACHE_ALWAYS_INLINE inline
 #define KVCACHE_NOINLINE
+#define KVCACHE_INLINED
 #endif
 
 // x86 instruction sets beyond the command line's: code between BEGIN and END may use them, and runs only where cpuid

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decoding over codes of 8 and 4 bits as they lie in the pool, by the processor's dot products of bytes (VNNI). Codes
-// are unsigned there; queries, and weights on their way to V, are whole numbers: of 15 bits in two bytes, 128 * high +
-// low, where codes have 8 bits, and of 8 bits where codes have 4. So they lose a small part of what the format has
-// lost. Scales join after the products.
+// Decoding over codes of 8 and 4 bits as they lie in the pool, by the processor's dot products of bytes (VNNI). Queries,
+// and weights on their way to V, are whole numbers: of 16 bits in two bytes, 256 * high + low, where codes have 8 bits,
+// and of 8 bits where codes have 4. So they lose a small part of what the format has lost. Scales join behind the
+// products of K, and before those of V.
 //
 // Codes of a head go by in pieces of 64 bytes: 64 codes of 8 bits, or 128 of 4 bits, of which the low halves of the
 // bytes (elements 0, 2, 4, ...) and the high ones make a vector each. "Code order" is that of these vectors' bytes.
@@ -11,9 +11,6 @@
 struct code_form {
   quantization q;
   std::uint32_t dim;
-  /// For spread_scales, by piece: which scale each lane of K's sums and each 16 bytes of V's codes have.
-  const std::uint16_t (*lane_index)[32];
-  const std::uint16_t (*part_index)[32];
 
   [[nodiscard]] std::size_t bytes() const noexcept { return dim * std::size_t{q.bits} / 8; }
   [[nodiscard]] std::size_t pieces() const noexcept { return (bytes() + 63) / 64; }
@@ -22,15 +19,10 @@ struct code_form {
     const std::size_t left = bytes() - 64 * piece;
     return left >= 64 ? ~__mmask64{0} : (__mmask64{1} << left) - 1;
   }
-  /// What is taken from a code without a zero point.
-  [[nodiscard]] float offset() const noexcept { return q.bits == 8 ? -128.0f : -8.0f; }
   /// Elements of a piece.
   [[nodiscard]] std::uint32_t width() const noexcept { return q.bits == 8 ? 64 : 128; }
   [[nodiscard]] std::uint32_t scales() const noexcept { return q.scales(dim); }
 
-  [[nodiscard]] __mmask16 scales_there() const noexcept {
-    return static_cast<__mmask16>(scales() >= 16 ? 0xffffu : (1u << scales()) - 1u);
-  }
   /// Floats that the codes of all pieces take.
   [[nodiscard]] std::size_t size() const noexcept { return pieces() * vectors() * 64; }
 
@@ -42,62 +34,116 @@ struct code_form {
   }
 };
 
-/// The codes of one piece, unsigned.
-struct code_piece {
-  __m512i low;
-  __m512i high;  // of 4 bits
-};
-template <unsigned Bits>
-KVCACHE_ALWAYS_INLINE code_piece load_codes(const std::byte* from, __mmask64 there) noexcept {
-  const __m512i x = _mm512_maskz_loadu_epi8(there, from);
-  if constexpr (Bits == 8) return {_mm512_xor_si512(x, _mm512_set1_epi8(static_cast<char>(0x80))), x};
-  const __m512i half = _mm512_set1_epi8(0x0f);
-  return {_mm512_and_si512(x, half), _mm512_and_si512(_mm512_srli_epi16(x, 4), half)};
-}
-
-/// Scales or zero points of a token as floats, one for each of 16 places; `index` says which.
-KVCACHE_ALWAYS_INLINE vec spread_scales(const std::byte* from, __mmask16 there, __m512i index) noexcept {
-  const __m256i all = _mm256_maskz_loadu_epi16(there, from);
-  return _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaa'aaaau, index, _mm512_castsi256_si512(all)));
-}
-KVCACHE_ALWAYS_INLINE float read_bf16(const std::byte* from) noexcept {
-  bf16 x;
-  std::memcpy(&x, from, sizeof x);
-  return to_float(x);
-}
-/// Place i takes scale (first + i * step) / group, and those beyond the last the last one.
-inline void write_index(const code_form& form, std::uint32_t first, std::uint32_t step, std::uint16_t* index) noexcept {
-  const std::uint32_t last = form.scales() - 1;
-  for (std::uint32_t i = 0; i < 16; ++i) {
-    const std::uint32_t group = form.q.group == 0 ? 0 : (first + i * step) / form.q.group;
-    index[2 * i] = 0;
-    index[2 * i + 1] = static_cast<std::uint16_t>(group < last ? group : last);
-  }
-}
-
-/// How many bytes a whole number has that meets codes of so many bits.
-[[nodiscard]] constexpr std::size_t parts_of(unsigned bits) noexcept { return bits == 8 ? 2 : 1; }
-[[nodiscard]] constexpr float most_of(std::size_t parts) noexcept { return parts == 2 ? 127 * 128 + 63 : 127; }
-
-/// 16 whole numbers as bytes, in the lowest bytes of their lanes.
-struct whole_bytes {
-  __m512i high;
-  __m512i low;  // where there are two parts
-};
-template <std::size_t Parts>
-KVCACHE_ALWAYS_INLINE whole_bytes split(__m512i x) noexcept {
-  if constexpr (Parts == 1) return {x, x};
-  const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(x, _mm512_set1_epi32(64)), 7);
-  return {high, _mm512_sub_epi32(x, _mm512_slli_epi32(high, 7))};
-}
-
-KVCACHE_ALWAYS_INLINE float sum_of(vec x) noexcept { return _mm512_reduce_add_ps(x); }
-
 /// K or V of one head over the tokens of a chunk, from one of them on. There are tokens behind the last to be read.
 struct code_stream {
   const std::byte* const* codes;
   const std::byte* const* scales;
+  std::int64_t codes_step;  // bytes, to the head
+  std::int64_t scales_step;
+
+  [[nodiscard]] KVCACHE_ALWAYS_INLINE const std::byte* codes_of(std::size_t t) const noexcept {
+    return codes[t] + codes_step;
+  }
+  [[nodiscard]] KVCACHE_ALWAYS_INLINE const std::byte* scales_of(std::size_t t) const noexcept {
+    return scales[t] + scales_step;
+  }
+  [[nodiscard]] code_stream from(std::size_t t) const noexcept {
+    return {codes + t, scales + t, codes_step, scales_step};
+  }
 };
+
+/// Asks for the next chunk, evenly while this one is worked on, head by head and token by token as they lie in most
+/// pools: memory likes that better than the order in which they are read.
+class chunk_lines {
+ public:
+  chunk_lines() = default;
+  chunk_lines(const std::byte* const* tokens, std::size_t count, std::uint32_t heads, std::int64_t head_step,
+              std::size_t bytes) noexcept
+      : tokens_(tokens), end_(tokens + count), head_step_(head_step), end_of_heads_(heads * head_step), bytes_(bytes) {}
+
+  KVCACHE_ALWAYS_INLINE void ask(std::size_t heads_of_tokens) noexcept {
+    for (; heads_of_tokens != 0 && tokens_ != end_; --heads_of_tokens) {
+      const std::byte* const at = *tokens_ + offset_;
+      for (std::size_t b = 0; b < bytes_; b += 64) KVCACHE_PREFETCH(at + b);
+      offset_ += head_step_;
+      if (offset_ == end_of_heads_) {
+        offset_ = 0;
+        ++tokens_;
+      }
+    }
+  }
+
+ private:
+  const std::byte* const* tokens_ = nullptr;
+  const std::byte* const* end_ = nullptr;
+  std::int64_t offset_ = 0;
+  std::int64_t head_step_ = 0;
+  std::int64_t end_of_heads_ = 0;
+  std::size_t bytes_ = 0;
+};
+
+/// `Count` of the scales, or of what lies `behind` bytes behind the first, of 16 tokens as floats, [scale][token].
+template <std::size_t Count>
+KVCACHE_ALWAYS_INLINE void load_scales(const code_stream& from, std::size_t t, std::size_t behind,
+                                       std::size_t there, vec (&to)[Count]) noexcept {
+  static_assert(Count == 1 || Count == 4);
+  alignas(64) std::uint16_t words[lanes * Count];
+  if (Count == 4 && there < 4) {
+    for (std::size_t i = 0; i < lanes; ++i) {
+      std::memset(words + i * Count, 0, 2 * Count);
+      std::memcpy(words + i * Count, from.scales_of(t + i) + behind, 2 * there);
+    }
+  } else {
+    KVCACHE_UNROLL
+    for (std::size_t i = 0; i < lanes; ++i) std::memcpy(words + i * Count, from.scales_of(t + i) + behind, 2 * Count);
+  }
+  if constexpr (Count == 1) {
+    const __m256i all = _mm256_load_si256(reinterpret_cast<const __m256i*>(words));
+    to[0] = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(all), 16));
+  } else {
+    const __m512i step = _mm512_setr_epi32(0, 4 << 16, 8 << 16, 12 << 16, 16 << 16, 20 << 16, 24 << 16, 28 << 16,
+                                           32 << 16, 36 << 16, 40 << 16, 44 << 16, 48 << 16, 52 << 16, 56 << 16,
+                                           60 << 16);
+    const __m512i first = _mm512_load_si512(words);
+    const __m512i second = _mm512_load_si512(words + 32);
+    KVCACHE_UNROLL
+    for (std::size_t g = 0; g < Count; ++g) {
+      const __m512i which = _mm512_add_epi32(step, _mm512_set1_epi32(static_cast<int>(g << 16)));
+      to[g] = _mm512_castsi512_ps(_mm512_maskz_permutex2var_epi16(0xaaaa'aaaau, first, which, second));
+    }
+  }
+}
+
+/// f(0), f(1), ..., each with a constant: arrays that are written so stay in registers, where g++ 12 puts those of loops
+/// that it unrolls into memory.
+template <std::size_t Count, class F>
+KVCACHE_ALWAYS_INLINE void each(const F& f) noexcept {
+  [&]<std::size_t... Places>(std::index_sequence<Places...>) noexcept KVCACHE_INLINED {
+    (f(std::integral_constant<std::size_t, Places>{}), ...);
+  }(std::make_index_sequence<Count>{});
+}
+
+/// How many bytes a whole number has that meets codes of so many bits.
+[[nodiscard]] constexpr std::size_t parts_of(unsigned bits) noexcept { return bits == 8 ? 2 : 1; }
+
+/// acc += the products of four unsigned and four signed bytes of every lane. Said by hand, since g++ 12 copies sums from
+/// register to register instead of adding in place.
+KVCACHE_ALWAYS_INLINE void add_products(__m512i& acc, __m512i unsigned_bytes, __m512i signed_bytes) noexcept {
+  __asm__("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(unsigned_bytes), "v"(signed_bytes));
+}
+/// The same four signed bytes in every lane.
+KVCACHE_ALWAYS_INLINE void add_products(__m512i& acc, __m512i unsigned_bytes, const std::byte* four) noexcept {
+  __asm__("vpdpbusd %2%{1to16%}, %1, %0"
+          : "+v"(acc)
+          : "v"(unsigned_bytes), "m"(*reinterpret_cast<const std::byte(*)[4]>(four)));
+}
+
+/// The last of `tokens` tokens' lanes from token `t` on.
+[[nodiscard]] KVCACHE_ALWAYS_INLINE __mmask16 lanes_there(std::size_t tokens, std::size_t t) noexcept {
+  return static_cast<__mmask16>(tokens - t >= lanes ? 0xffffu : (1u << (tokens - t)) - 1u);
+}
+
+KVCACHE_ALWAYS_INLINE float sum_of(vec x) noexcept { return _mm512_reduce_add_ps(x); }
 
 /// Scales and zero points of a block's channels, for 16 bytes of a piece's low or high halves.
 struct channel_scales {
@@ -124,20 +170,65 @@ KVCACHE_ALWAYS_INLINE channel_scales load_channel_scales(const code_form& form, 
     }
   };
   const vec scale = load_bf16(from);
-  return {scale, form.q.zero_points ? load_bf16(from + 2 * std::size_t{form.dim}) : mul(scale, set1(form.offset()))};
+  // Without zero points, codes of 4 bits are 8 too large here.
+  return {scale, form.q.zero_points ? load_bf16(from + 2 * std::size_t{form.dim})
+                                    : mul(scale, set1(Bits == 8 ? 0.0f : -8.0f))};
 }
 
-/// Floats in the order of codes, zeros where there is no element.
+/// Floats in the order of codes, zeros where there is no element. `natural` is padded to whole vectors.
 inline void to_code_order(const code_form& form, const float* natural, float* to) noexcept {
-  std::memset(to, 0, form.size() * sizeof(float));
-  for (std::uint32_t d = 0; d < form.dim; ++d) {
-    const std::size_t place = form.q.bits == 8 ? d : std::size_t{d / 128} * 128 + d % 2 * 64 + std::size_t{d % 128} / 2;
-    to[place] = natural[d];
+  const std::size_t padded = cpu::padded(form.dim);
+  const auto load_padded = [&](std::size_t d) noexcept { return d < padded ? load(natural + d) : set1(0.0f); };
+  const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+  if (form.q.bits == 8) {
+    for (std::size_t d = 0; d < form.size(); d += lanes) store(to + d, load_padded(d));
+    return;
+  }
+  for (std::size_t d = 0; d < form.size(); d += 2 * lanes) {
+    const vec first = load_padded(d);
+    const vec second = load_padded(d + lanes);
+    float* const at = to + d / 128 * 128 + d % 128 / 2;
+    store(at, _mm512_permutex2var_ps(first, even, second));
+    store(at + 64, _mm512_permutex2var_ps(first, odd, second));
   }
 }
+/// The other way, and divided by `by`.
 inline void from_code_order(const code_form& form, const float* from, float by, float* natural) noexcept {
-  for (std::uint32_t d = 0; d < form.dim; ++d) {
-    const std::size_t place = form.q.bits == 8 ? d : std::size_t{d / 128} * 128 + d % 2 * 64 + std::size_t{d % 128} / 2;
-    natural[d] = from[place] / by;
+  const vec divisor = set1(by);
+  const std::size_t padded = cpu::padded(form.dim);
+  if (form.q.bits == 8) {
+    for (std::size_t d = 0; d < padded; d += lanes) store(natural + d, div(load(from + d), divisor));
+    return;
+  }
+  const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+  for (std::size_t d = 0; d < padded; d += 2 * lanes) {
+    const float* const at = from + d / 128 * 128 + d % 128 / 2;
+    const vec even = div(load(at), divisor);
+    const vec odd = div(load(at + 64), divisor);
+    store(natural + d, _mm512_permutex2var_ps(even, low, odd));
+    if (d + lanes < padded) store(natural + d + lanes, _mm512_permutex2var_ps(even, high, odd));
+  }
+}
+
+/// Exchanges place i of 16 bytes of vector j and place j of vector i.
+KVCACHE_ALWAYS_INLINE void transpose_parts(vec (&x)[4]) noexcept {
+  const vec a = _mm512_shuffle_f32x4(x[0], x[1], 0x44);
+  const vec b = _mm512_shuffle_f32x4(x[2], x[3], 0x44);
+  const vec c = _mm512_shuffle_f32x4(x[0], x[1], 0xee);
+  const vec d = _mm512_shuffle_f32x4(x[2], x[3], 0xee);
+  x[0] = _mm512_shuffle_f32x4(a, b, 0x88);
+  x[1] = _mm512_shuffle_f32x4(a, b, 0xdd);
+  x[2] = _mm512_shuffle_f32x4(c, d, 0x88);
+  x[3] = _mm512_shuffle_f32x4(c, d, 0xdd);
+}
+/// Of each 64 floats [16 bytes of a piece][place of four bytes][4] become [place][16 bytes][4], the order of V, or the
+/// other way.
+inline void turn_places(const code_form& form, float* x) noexcept {
+  for (std::size_t at = 0; at < form.size(); at += 64) {
+    vec four[4] = {load(x + at), load(x + at + lanes), load(x + at + 2 * lanes), load(x + at + 3 * lanes)};
+    transpose_parts(four);
+    for (std::size_t i = 0; i < 4; ++i) store(x + at + i * lanes, four[i]);
   }
 }

@@ -24,6 +24,7 @@
 #include <cstring>
 #include <string>
 #include <type_traits>
+#include <utility>
 
 namespace kvcache::detail::isa_scalar {
 #include <kvcache/attention/cpu/functions.inl>

@@ -20,10 +20,6 @@ struct code_decoder {
   cpu::code_scratch at;
   float* scratch;
 
-  static constexpr std::size_t most_pieces = 16;
-  alignas(64) std::uint16_t lane_index[most_pieces][32];
-  alignas(64) std::uint16_t part_index[most_pieces][32];
-
   // A chunk's tokens, and 16 more that may be read: head 0.
   static constexpr std::size_t room = cpu::decode_chunk + lanes;
   struct chunk {
@@ -35,17 +31,17 @@ struct code_decoder {
     std::size_t segment_count = 0;
     decode_tokens tokens;
   };
-  // The same of the head that is worked on.
-  const std::byte* k[room];
-  const std::byte* k_scales[room];
-  const std::byte* v[room];
-  const std::byte* v_scales[room];
+  // What is asked for while a chunk is worked on: the next one.
+  chunk_lines k_lines;
+  chunk_lines v_lines;
+
+  static constexpr std::size_t most_scales = 16;
 
   [[nodiscard]] float* query(std::size_t head) const noexcept { return scratch + at.queries() + head * at.dim; }
   [[nodiscard]] prepared_query prepared(std::size_t head) const noexcept {
     float* const sums = scratch + at.sums() + head * at.dim / 2;
     return {reinterpret_cast<std::byte*>(scratch + at.prepared() + head * at.dim / 2), sums,
-            reinterpret_cast<std::int32_t*>(sums + at.dim / 4)};
+            reinterpret_cast<std::int32_t*>(sums + most_scales)};
   }
   [[nodiscard]] float* units() const noexcept { return scratch + at.units(); }
   /// Added to every logit: 0, or no number.
@@ -66,12 +62,6 @@ struct code_decoder {
   }
 
   void start() noexcept {
-    k_form.lane_index = lane_index;
-    v_form.part_index = part_index;
-    for (std::uint32_t p = 0; p < k_form.pieces() && !k_form.q.per_channel; ++p)
-      write_index(k_form, p * k_form.width(), k_form.width() / 16, lane_index[p]);
-    for (std::uint32_t p = 0; p < v_form.pieces() && !v_form.q.per_channel; ++p)
-      write_index(v_form, p * v_form.width(), v_form.width() / 4, part_index[p]);
     for (std::uint32_t head = 0; head < call.q.heads; ++head) {
       read_query(call, row, head, common.natural);
       to_code_order(k_form, common.natural, query(head));
@@ -79,8 +69,9 @@ struct code_decoder {
       const bool lost = not_finite(common.natural, k_form.dim);
       excess()[head] = lost ? std::bit_cast<float>(0x7fc0'0000u) : 0.0f;
       if (k_form.q.per_channel) continue;
-      units()[head] = k_form.q.bits == 8 ? prepare_query<8>(k_form, query(head), prepared(head))
-                                         : prepare_query<4>(k_form, query(head), prepared(head));
+      const std::size_t bytes_of_scale =
+          k_form.q.group != 0 ? std::size_t{k_form.q.group} * k_form.q.bits / 8 : k_form.bytes();
+      units()[head] = k_form.q.bits == 8 ? start_query<8>(head, bytes_of_scale) : start_query<4>(head, bytes_of_scale);
     }
     std::memset(output(0), 0, call.q.heads * at.dim_v * sizeof(float));
     for (std::size_t i = 0; i < call.q.heads * cpu::padding; ++i) {
@@ -88,10 +79,15 @@ struct code_decoder {
       common.total[i] = 0;
     }
     if (!call.features.alibi) return;
-    each_run([&](std::uint32_t head, std::uint32_t rows) {
-      for (std::uint32_t i = 0; i < cpu::padding; ++i)
-        common.slope[head * cpu::padding + i] = call.values.alibi_slopes[head + i % rows] * log2_e;
-    });
+    for (std::size_t i = 0; i < call.q.heads * cpu::padding; ++i)
+      common.slope[i] = call.values.alibi_slopes[i / cpu::padding] * log2_e;
+  }
+
+  template <unsigned Bits>
+  float start_query(std::uint32_t head, std::size_t bytes_of_scale) const noexcept {
+    const float unit = prepare_query<Bits>(k_form, query(head), largest_of(k_form, query(head)), prepared(head));
+    sum_query<Bits>(k_form, prepared(head), bytes_of_scale);
+    return unit;
   }
 
   /// Where the tokens' scales are, and what they share.
@@ -124,160 +120,150 @@ struct code_decoder {
     }
   }
 
-  /// Asks for K or V of what is read later: one head, a chunk, and two heads ahead. A processor drops hints that it has
-  /// no room for, so everything is asked for three times.
-  void ask_ahead(const chunk& now, const chunk& next, std::uint32_t head, bool keys) const noexcept {
-    const std::uint32_t heads = call.kv.kv_heads;
-    const std::int64_t step = keys ? call.kv.k.head_stride : call.kv.v.head_stride;
-    const std::size_t bytes = keys ? k_form.bytes() : v_form.bytes();
-    const auto from = [&](std::uint32_t which) noexcept {
-      const chunk& c = which < heads ? now : next;
-      ask(keys ? c.k : c.v, c.tokens.count, which % heads * step, bytes);
-    };
-    from(head + 1);
-    from(head + heads);
-    from(head + 2);
+  [[nodiscard]] code_stream keys_of(const chunk& c, std::uint32_t kv_head) const noexcept {
+    return {c.k, c.k_scales, kv_head * call.kv.k.head_stride, kv_head * call.kv.k_scales.head_stride};
   }
-  static void ask(const std::byte* const* from, std::size_t count, std::int64_t offset, std::size_t bytes) noexcept {
-    for (std::size_t t = 0; t < count; ++t) {
-      const std::byte* const first = from[t] + offset;
-      KVCACHE_PREFETCH(first);
-      for (std::size_t b = 64; b < bytes; b += 64) KVCACHE_PREFETCH(first + b);
-    }
-  }
-
-  /// The head that comes next, and asks for what comes after it.
-  void turn_to(const chunk& now, const chunk& next, std::uint32_t head) noexcept {
-    const auto by = [&](const std::byte* const* from, std::int64_t offset, const std::byte** to) noexcept {
-      for (std::size_t t = 0; t < room; t += 8)
-        _mm512_storeu_si512(to + t, _mm512_add_epi64(_mm512_loadu_si512(from + t), _mm512_set1_epi64(offset)));
-    };
-    const kv_view& kv = call.kv;
-    by(now.k, head * kv.k.head_stride, k);
-    by(now.v, head * kv.v.head_stride, v);
-    by(now.k_scales, head * kv.k_scales.head_stride, k_scales);
-    by(now.v_scales, head * kv.v_scales.head_stride, v_scales);
-    for (std::size_t t = head; t < next.tokens.count; t += kv.kv_heads) {
-      KVCACHE_PREFETCH(next.k_scales[t]);
-      KVCACHE_PREFETCH(next.v_scales[t]);
-    }
+  [[nodiscard]] code_stream values_of(const chunk& c, std::uint32_t kv_head) const noexcept {
+    return {c.v, c.v_scales, kv_head * call.kv.v.head_stride, kv_head * call.kv.v_scales.head_stride};
   }
 
   void go_through(const chunk& now, const chunk& next) noexcept {
-    const std::uint32_t group = call.q.heads / call.kv.kv_heads;
+    const kv_view& kv = call.kv;
+    const std::uint32_t group = call.q.heads / kv.kv_heads;
+    k_lines = {next.k, next.tokens.count, kv.kv_heads, kv.k.head_stride, k_form.bytes()};
+    v_lines = {next.v, next.tokens.count, kv.kv_heads, kv.v.head_stride, v_form.bytes()};
     each_run([&](std::uint32_t head, std::uint32_t rows) {
       const std::uint32_t kv_head = head / group;
-      const bool first = head % group == 0;
-      if (first) {
-        turn_to(now, next, kv_head);
-        ask_ahead(now, next, kv_head, true);
+      if (head % group == 0) {
+        for (std::size_t t = kv_head; t < next.tokens.count; t += kv.kv_heads) {
+          KVCACHE_PREFETCH(next.k_scales[t]);
+          KVCACHE_PREFETCH(next.v_scales[t]);
+        }
       }
-      const auto between = [&] {
-        if (first) ask_ahead(now, next, kv_head, false);
-      };
-      if (rows == 4) run<4>(now, head, kv_head, between);
-      if (rows == 2) run<2>(now, head, kv_head, between);
-      if (rows == 1) run<1>(now, head, kv_head, between);
+      if (rows == 4) run<4>(now, head, kv_head);
+      if (rows == 2) run<2>(now, head, kv_head);
+      if (rows == 1) run<1>(now, head, kv_head);
     });
   }
 
-  template <std::size_t Rows, class Between>
-  KVCACHE_NOINLINE void run(const chunk& c, std::uint32_t head, std::uint32_t kv_head,
-                            const Between& between) noexcept {
-    constexpr std::size_t power = Rows == 4 ? 2 : Rows == 2 ? 1 : 0;
+  template <std::size_t Rows>
+  KVCACHE_NOINLINE void run(const chunk& c, std::uint32_t head, std::uint32_t kv_head) noexcept {
     float* const logits = common.logits;
+    // The first run of a group asks.
+    chunk_lines none;
+    const bool first = head % (call.q.heads / call.kv.kv_heads) == 0;
+    const code_stream k = keys_of(c, kv_head);
     for (std::size_t i = 0; i < c.segment_count; ++i) {
       const code_segment& s = c.segments[i];
+      chunk_lines& lines = first ? k_lines : none;
       if (s.tail)
         tail_logits<Rows>(c, s, head, kv_head);
-      else if (k_form.q.per_channel)
-        k_form.q.bits == 8 ? channel_logits<8, Rows>(s, head) : channel_logits<4, Rows>(s, head);
+      else if (k_form.q.bits == 8)
+        segment_logits<8, Rows>(k.from(s.first), s, head, lines);
       else
-        token_logits<Rows>(s, head);
+        segment_logits<4, Rows>(k.from(s.first), s, head, lines);
     }
-    between();
-    float* const top = common.top + head * cpu::padding;
-    float* const total = common.total + head * cpu::padding;
-    float before[Rows];
-    for (std::size_t r = 0; r < Rows; ++r) before[r] = top[r];
-    decode_rows rows{
-        call,   logits, common.distance + power * cpu::decode_chunk * 8, common.slope + head * cpu::padding, top, total,
-        logits, 0};
-    rows.template weigh<Rows>(c.tokens.count);
-    for (std::size_t r = 0; r < Rows; ++r) {
-      if (std::bit_cast<std::uint32_t>(top[r]) == std::bit_cast<std::uint32_t>(before[r])) continue;
-      const vec shrink = exp2(set1(before[r] - top[r]));
-      float* const to = output(head + r);
-      for (std::size_t d = 0; d < v_form.size(); d += lanes) store(to + d, mul(load(to + d), shrink));
-    }
-    vec sum = load(total);
-    for (std::size_t i = 0; i < c.tokens.count * Rows; i += lanes) sum = add(sum, load(logits + i));
-    store(total, sum);
+    for (std::size_t r = 0; r < Rows; ++r) weigh(c.tokens.count, head + r, logits + r * code_logits_step);
+    const code_stream v = values_of(c, kv_head);
     for (std::size_t i = 0; i < c.segment_count; ++i) {
-      const code_segment& s = c.segments[i];
-      const float* const weights = logits + s.first * Rows;
+      code_segment s = c.segments[i];
       if (s.tail) {
         tail_values<Rows>(c, s, head, kv_head);
         continue;
       }
-      const code_stream from{v + s.first, v_scales + s.first};
-      for (std::size_t r = 0; r < Rows; r += rows_to_v(v_form.q.bits, Rows)) {
-        float* const to = output(head + r);
-        const bool channels = v_form.q.per_channel;
-        if (v_form.q.bits == 8)
-          channels ? code_values<8, true, Rows>(v_form, weights, r, from, s.count, to, at.dim_v)
-                   : code_values<8, false, Rows>(v_form, weights, r, from, s.count, to, at.dim_v);
-        else
-          channels ? code_values<4, true, Rows>(v_form, weights, r, from, s.count, to, at.dim_v)
-                   : code_values<4, false, Rows>(v_form, weights, r, from, s.count, to, at.dim_v);
-      }
+      for (; !v_form.q.per_channel && i + 1 < c.segment_count && !c.segments[i + 1].tail; ++i)
+        s.count += c.segments[i + 1].count;
+      chunk_lines& lines = first ? v_lines : none;
+      const auto add_values = [&](auto values) noexcept {
+        values(v_form, logits + s.first, v.from(s.first), s.count, output(head), at.dim_v, lines);
+      };
+      if (v_form.q.bits == 8)
+        v_form.q.per_channel ? add_values(code_values<8, value_scales::channels, Rows>)
+                             : add_values(code_values<8, value_scales::token, Rows>);
+      else
+        v_form.q.per_channel ? add_values(code_values<4, value_scales::channels, Rows>)
+                             : add_values(code_values<4, value_scales::groups, Rows>);
     }
   }
 
-  template <std::size_t Rows>
-  void token_logits(const code_segment& s, std::uint32_t head) noexcept {
+  /// One row's logits become weights; its output is scaled where its maximum has grown.
+  void weigh(std::size_t tokens, std::size_t head, float* logits) const noexcept {
+    float* const top = common.top + head * cpu::padding;
+    float* const total = common.total + head * cpu::padding;
+    const float before = top[0];
+    decode_rows row_of{call, logits, common.distance, common.slope + head * cpu::padding, top, total, logits, 0};
+    row_of.template weigh<1>(tokens);
+    if (std::bit_cast<std::uint32_t>(top[0]) != std::bit_cast<std::uint32_t>(before)) {
+      const vec shrink = exp2(set1(before - top[0]));
+      float* const to = output(head);
+      for (std::size_t d = 0; d < v_form.size(); d += lanes) store(to + d, mul(load(to + d), shrink));
+    }
+    vec sum = load(total);
+    for (std::size_t t = 0; t < tokens; t += lanes) sum = add(sum, load(logits + t));
+    store(total, sum);
+  }
+
+  template <unsigned Bits, std::size_t Rows>
+  void segment_logits(const code_stream& k, const code_segment& s, std::uint32_t head, chunk_lines& lines) noexcept {
+    if (k_form.q.per_channel) return channel_logits<Bits, Rows>(k, s, head, lines);
     code_query queries[Rows];
     for (std::size_t r = 0; r < Rows; ++r) queries[r] = {prepared(head + r), units()[head + r], excess()[head + r]};
-    const code_stream from{k + s.first, k_scales + s.first};
-    float* const to = common.logits + s.first * Rows;
-    if (k_form.q.bits == 8)
-      code_logits<8, false, false, Rows>(k_form, queries, from, s.count, factor, to);
-    else if (k_form.q.zero_points)
-      code_logits<4, false, true, Rows>(k_form, queries, from, s.count, factor, to);
-    else
-      code_logits<4, false, false, Rows>(k_form, queries, from, s.count, factor, to);
+    any_logits<Bits, true>(k_form, queries, k, s.count, factor, common.logits + s.first, lines);
   }
 
   /// Scales of a block's channels join the queries first, zero points become one number for each row.
   template <unsigned Bits, std::size_t Rows>
-  KVCACHE_NOINLINE void channel_logits(const code_segment& s, std::uint32_t head) noexcept {
+  KVCACHE_NOINLINE void channel_logits(const code_stream& k, const code_segment& s, std::uint32_t head,
+                                       chunk_lines& lines) noexcept {
     constexpr std::size_t vectors = Bits == 8 ? 1 : 2;
     alignas(64) std::byte bytes[Rows][2048];
-    alignas(64) float scaled[1024];
-    float lane_sums[lanes * most_pieces];  // not needed here
-    std::int32_t starts[lanes * most_pieces];
-    code_query queries[Rows];
-    for (std::size_t r = 0; r < Rows; ++r) {
-      const float* const q = query(head + r);
-      vec zero = set1(0.0f);
-      for (std::size_t p = 0; p < k_form.pieces(); ++p) {
+    alignas(64) float scaled[Rows][1024];
+    float sums_of_query[Rows][1];
+    std::int32_t starts[Rows][2];
+    vec largest[Rows];
+    vec zero[Rows];
+    KVCACHE_UNROLL
+    for (std::size_t r = 0; r < Rows; ++r) largest[r] = zero[r] = set1(0.0f);
+    for (std::size_t p = 0; p < k_form.pieces(); ++p) {
+      KVCACHE_UNROLL
+      for (std::size_t half = 0; half < vectors; ++half) {
         KVCACHE_UNROLL
-        for (std::size_t half = 0; half < vectors; ++half) {
+        for (std::size_t part = 0; part < 4; ++part) {
+          const channel_scales of = load_channel_scales<Bits>(k_form, k.scales_of(0), p, half, part);
+          const std::size_t place = (p * vectors + half) * 64 + part * lanes;
           KVCACHE_UNROLL
-          for (std::size_t part = 0; part < 4; ++part) {
-            const channel_scales of = load_channel_scales<Bits>(k_form, k_scales[s.first], p, half, part);
-            const std::size_t place = (p * vectors + half) * 64 + part * lanes;
-            const vec x = load(q + place);
-            store(scaled + place, mul(x, of.scale));
-            zero = fma(x, of.zero, zero);
+          for (std::size_t r = 0; r < Rows; ++r) {
+            const vec x = load(query(head + r) + place);
+            const vec product = mul(x, of.scale);
+            store(scaled[r] + place, product);
+            largest[r] = larger(magnitude(product), largest[r]);
+            if (k_form.q.zero_points) zero[r] = fma(x, of.zero, zero[r]);
           }
         }
       }
-      const prepared_query to{bytes[r], lane_sums, starts};
-      queries[r] = {to, prepare_query<Bits>(k_form, scaled, to), sum_of(zero) + excess()[head + r]};
     }
-    const code_stream from{k + s.first, k_scales + s.first};
-    code_logits<Bits, true, false, Rows>(k_form, queries, from, s.count, factor, common.logits + s.first * Rows);
+    code_query queries[Rows];
+    for (std::size_t r = 0; r < Rows; ++r) {
+      const prepared_query to{bytes[r], sums_of_query[r], starts[r]};
+      const float unit = prepare_query<Bits>(k_form, scaled[r], _mm512_reduce_max_ps(largest[r]), to);
+      start_channels<Bits>(to);
+      queries[r] = {to, unit, sum_of(zero[r]) + excess()[head + r]};
+    }
+    any_logits<Bits, false>(k_form, queries, k, s.count, factor, common.logits + s.first, lines);
+  }
+
+  /// As sum_query, for one scale.
+  template <unsigned Bits>
+  void start_channels(const prepared_query& query) const noexcept {
+    constexpr std::size_t parts = parts_of(Bits);
+    for (std::size_t part = 0; part < parts; ++part) {
+      __m512i sum = _mm512_setzero_si512();
+      if (!k_form.q.zero_points) {
+        for (std::size_t i = 0; i < k_form.size() / 64; ++i)
+          sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi8(1), _mm512_loadu_si512(query.bytes + (i * parts + part) * 64));
+      }
+      query.starts[part] = _mm512_reduce_add_epi32(sum) * (Bits == 8 ? -128 : -8);
+    }
   }
 
   /// Tokens of the tail pool, which are few.
@@ -290,7 +276,7 @@ struct code_decoder {
         vec sum = set1(0.0f);
         for (std::size_t d = 0; d < k_form.size(); d += lanes)
           sum = fma(load(query(head + r) + d), load(common.keys + d), sum);
-        common.logits[t * Rows + r] = sum_of(sum) * factor;
+        common.logits[r * code_logits_step + t] = sum_of(sum) * factor;
       }
     }
   }
@@ -299,8 +285,9 @@ struct code_decoder {
     for (std::uint32_t t = s.first; t < s.first + s.count; ++t) {
       widen_head(call.kv.v_head(c.tokens.entry[t], c.tokens.offset[t], kv_head), v_form.dim, common.natural);
       to_code_order(v_form, common.natural, common.values);
+      turn_places(v_form, common.values);
       for (std::size_t r = 0; r < Rows; ++r) {
-        const vec weight = set1(common.logits[t * Rows + r]);
+        const vec weight = set1(common.logits[r * code_logits_step + t]);
         float* const to = output(head + r);
         for (std::size_t d = 0; d < v_form.size(); d += lanes)
           store(to + d, fma(weight, load(common.values + d), load(to + d)));
@@ -309,20 +296,18 @@ struct code_decoder {
   }
 
   void finish(const query_tile& tile, const work_unit& unit) noexcept {
-    each_run([&](std::uint32_t first, std::uint32_t rows) {
-      float sum[4] = {};
-      for (std::uint32_t i = 0; i < lanes; ++i) sum[i % rows] += common.total[first * cpu::padding + i];
-      for (std::uint32_t r = 0; r < rows; ++r) {
-        float lse = empty_lse();
-        if (std::bit_cast<std::uint32_t>(sum[r]) == 0) {
-          std::memset(common.natural, 0, v_form.dim * sizeof(float));
-        } else {
-          from_code_order(v_form, output(first + r), sum[r], common.natural);
-          lse = common.top[first * cpu::padding + r] + std::log2(sum[r]);
-        }
-        cpu::leave_row(call, tile, unit, row, first + r, common.natural, lse);
+    for (std::uint32_t head = 0; head < call.q.heads; ++head) {
+      const float sum = sum_of(load(common.total + head * cpu::padding));
+      float lse = empty_lse();
+      if (std::bit_cast<std::uint32_t>(sum) == 0) {
+        std::memset(common.natural, 0, v_form.dim * sizeof(float));
+      } else {
+        turn_places(v_form, output(head));
+        from_code_order(v_form, output(head), sum, common.natural);
+        lse = common.top[head * cpu::padding] + std::log2(sum);
       }
-    });
+      cpu::leave_row(call, tile, unit, row, head, common.natural, lse);
+    }
   }
 };
 
@@ -347,16 +332,12 @@ inline void run_codes(const attention_call& call, const work_unit& unit, float* 
   const cpu::code_scratch at(shape);
   code_decoder d{call,
                  common,
-                 {quantization_of(call.kv.k_dtype), call.kv.head_dim, nullptr, nullptr},
-                 {quantization_of(call.kv.v_dtype), call.kv.head_dim_v, nullptr, nullptr},
+                 {quantization_of(call.kv.k_dtype), call.kv.head_dim},
+                 {quantization_of(call.kv.v_dtype), call.kv.head_dim_v},
                  tile.query_begin,
                  common.factor,
                  at,
                  scratch + cpu::padded(cpu::decode_scratch(shape).size()),
-                 {},
-                 {},
-                 {},
-                 {},
                  {},
                  {}};
   d.start();

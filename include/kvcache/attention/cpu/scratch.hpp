@@ -35,7 +35,7 @@ struct tile_scratch {
 };
 
 /// Tokens that decoding takes from each kv head at a time.
-inline constexpr std::size_t decode_chunk = 32;
+inline constexpr std::size_t decode_chunk = 64;
 /// Decoding takes groups below this; larger ones are tiles of their own.
 inline constexpr std::uint32_t decode_group = 16;
 
