@@ -108,6 +108,7 @@ def add(samples, values):
 
 
 def attention(run, options):
+    """Yields what is measured so far after each round."""
     peer = worker(run, options.venv, HERE / "torch_worker.py")
     rows = [{**shape, "torch_ms": {}, "ours_ms": {}} for shape in shapes()]
     for turn in range(options.rounds):
@@ -117,8 +118,8 @@ def attention(run, options):
                  f"{report.work(shape)}, {shape['dtype']}, head_dim {shape['head_dim']}, group {shape['group']}")
             add(row["torch_ms"], peer.ask({**shape, "runs": BENCH_RUNS}))
             add(row["ours_ms"], measure_ours(run, options.build, shape))
+        yield {"peer": peer.facts, "rounds": turn + 1, "rows": rows}
     peer.close()
-    return {"peer": peer.facts, "rows": rows}
 
 
 def chat(prompt):
@@ -139,6 +140,7 @@ def measure_engine(run, options, prompt, dtype):
 
 
 def engines(run, options):
+    """Yields what is measured so far after each round."""
     peer = worker(run, options.venv, HERE / "llama_worker.py", options.model)
     text = options.text.read_text()
     rows = [{"tokens": length, "new_tokens": NEW_TOKENS, "llama": {}, "ours": {}} for length in LENGTHS]
@@ -152,8 +154,8 @@ def engines(run, options):
                 tell(f"engines, round {turn + 1} of {options.rounds}: {row['tokens']} tokens, kvcache, {kv}")
                 add(row["ours"], {kv: measure_engine(run, options, prompt, kv)})
             same_prompt(row)
+        yield {"peer": peer.facts, "rounds": turn + 1, "rows": rows}
     peer.close()
-    return {"peer": peer.facts, "rows": rows}
 
 
 def same_prompt(row):
@@ -185,11 +187,11 @@ def main():
         return
     options.json.parent.mkdir(parents=True, exist_ok=True)
     run = runner(options.realtime)
-    result = {"date": time.strftime("%Y-%m-%d"), "machine": report.machine(), "rounds": options.rounds}
+    result = {"date": time.strftime("%Y-%m-%d"), "machine": report.machine()}
     for part, measure in (("attention", attention), ("engines", engines)):
         if options.part in (None, part):
-            result[part] = measure(run, options)
-            options.json.write_text(json.dumps(result, indent=1) + "\n")
+            for result[part] in measure(run, options):
+                options.json.write_text(json.dumps(result, indent=1) + "\n")
     print(report.text(result))
     tell(f"written to {options.json}")
 

@@ -101,9 +101,9 @@ def engines_text(part):
 def text(result):
     """All tables of a report. Ratios are the peer's time over ours: above 1, ours is faster."""
     machine_text = f"{result['machine']['processor']}, {result['machine']['processors']} processors"
-    out = [f"{machine_text}, {result['date']}, rounds: {result['rounds']}. Ratios: the peer's time over ours."]
-    if "attention" in result:
-        out += [f"PyTorch {result['attention']['peer']['torch']}", attention_text(result["attention"])]
-    if "engines" in result:
-        out += [f"llama-cpp-python {result['engines']['peer']['llama_cpp_python']}", engines_text(result["engines"])]
+    out = [f"{machine_text}, {result['date']}. Medians; ratios are the peer's time over ours."]
+    for part, peer, tables in (("attention", "torch", attention_text), ("engines", "llama_cpp_python", engines_text)):
+        if part in result:
+            measured = result[part]
+            out += [f"{peer} {measured['peer'][peer]}, rounds: {measured['rounds']}", tables(measured)]
     return "\n\n".join(out)

@@ -21,7 +21,7 @@ if ! cmp -s bench/peers/requirements.txt "$venv/installed.txt"; then
 fi
 
 heading "Model and text"
-model=$(scripts/get_model.sh)
+model=${KVCACHE_MODEL:-$(scripts/get_model.sh)}
 text=$(scripts/get_text.sh)
 printf '%s\n%s\n' "$model" "$text"
 
@@ -30,4 +30,4 @@ cmake --preset release -D KVCACHE_BUILD_BENCH=ON -D KVCACHE_BUILD_EXAMPLES=ON
 cmake --build --preset release --target bench_attention_cpu engine
 
 heading "Measuring"
-exec python3 -B "${compare[@]}" --model "${KVCACHE_MODEL:-$model}" --text "$text" "$@"
+exec python3 -B "${compare[@]}" --model "$model" --text "$text" "$@"

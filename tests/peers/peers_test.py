@@ -35,11 +35,11 @@ ENGINES = [
 ]
 SHAPE = {"dtype": "bf16", "head_dim": 64, "group": 4, "sequences": 1, "kv_len": 32768, "queries": 1}
 REPORT = {
-    "date": "2026-01-01", "rounds": 3, "machine": {"processor": "slow", "processors": 2},
-    "attention": {"peer": {"torch": "9"},
+    "date": "2026-01-01", "machine": {"processor": "slow", "processors": 2},
+    "attention": {"peer": {"torch": "9"}, "rounds": 3,
                   "rows": [{**SHAPE, "torch_ms": {"gqa": [9, 8, 99], "folded": [2, 70, 6]},
                             "ours_ms": {"blocks of 16": [3, 1, 2], "blocks of 64": [4, 4, 4]}}]},
-    "engines": {"peer": {"llama_cpp_python": "8"}, "rows": ENGINES},
+    "engines": {"peer": {"llama_cpp_python": "8"}, "rounds": 1, "rows": ENGINES},
 }
 
 
