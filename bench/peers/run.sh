@@ -15,7 +15,7 @@ heading "Peers: PyTorch and llama.cpp, which is compiled; 6 GB of disk and many 
 venv=build/peers/venv
 if ! cmp -s bench/peers/requirements.txt "$venv/installed.txt"; then
   python3 -m venv "$venv"
-  CMAKE_ARGS="${CMAKE_ARGS:--DGGML_NATIVE=ON -DMTMD_BUILD=OFF}" CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) \
+  CMAKE_ARGS="${CMAKE_ARGS:--DGGML_NATIVE=ON -DLLAVA_BUILD=OFF}" CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) \
     "$venv/bin/python" -m pip install --disable-pip-version-check --requirement bench/peers/requirements.txt
   cp bench/peers/requirements.txt "$venv/installed.txt"
 fi
