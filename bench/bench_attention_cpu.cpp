@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
+#include <initializer_list>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -140,28 +141,31 @@ struct workload {
   }
 };
 
-/// Arguments: group, head_dim, block_size, kv_len.
-template <class T, bool Invariant = false>
-void decode(benchmark::State& state) {
+/// Bytes of K and V that a sequence of `kv_len` tokens has.
+template <class T>
+std::size_t kv_bytes(std::uint32_t kv_len, std::uint32_t dim) {
+  return std::size_t{kv_len} * kv_heads * dim * sizeof(T) * 2;
+}
+
+template <class T, bool Invariant>
+void decode_sequences(benchmark::State& state, std::uint32_t sequences) {
   const auto group = static_cast<std::uint32_t>(state.range(0));
   const auto dim = static_cast<std::uint32_t>(state.range(1));
   const auto block_size = static_cast<std::uint32_t>(state.range(2));
   const auto kv_len = static_cast<std::uint32_t>(state.range(3));
-  // So many sequences that their KV is far larger than the caches.
-  const std::size_t each = std::size_t{kv_len} * kv_heads * dim * sizeof(T) * 2;
-  const auto sequences = static_cast<std::uint32_t>((std::max)(std::size_t{1}, stream_bytes / each));
   workload<T, Invariant> work(group, dim, block_size, std::vector<part>(sequences, {1, kv_len}));
   const auto a = work.engine();
   const attention_plan plan = a.plan(work.batch());
   work.run(a, plan);
 
-  const double bytes = static_cast<double>(each) * sequences;
+  const double bytes = static_cast<double>(kv_bytes<T>(kv_len, dim)) * sequences;
   const double flops_per_byte = 4.0 * group / (2.0 * sizeof(T));
   std::vector<double> read;
   std::vector<double> roofline;
   std::vector<double> bandwidth;
   std::vector<double> peaks;
   std::vector<double> achieved;
+  std::vector<double> times;
   for (auto _ : state) {
     const double peak = (std::max)(limits::peak_flops(pool(), false), limits::peak_flops(pool(), true));
     const double before = limits::read_bandwidth(pool(), stream());
@@ -170,6 +174,7 @@ void decode(benchmark::State& state) {
     const double time = limits::seconds() - begin;
     const double limit = 0.5 * (before + limits::read_bandwidth(pool(), stream()));
     state.SetIterationTime(time);
+    times.push_back(time);
     bandwidth.push_back(limit);
     peaks.push_back(peak);
     achieved.push_back(bytes / time);
@@ -183,11 +188,27 @@ void decode(benchmark::State& state) {
   state.counters["kv_bits"] = dtype_traits<T>::bits;
   state.counters["threads"] = thread_count;
   state.counters["sequences"] = sequences;
+  state.counters["median_ms"] = median(times) * 1e3;
   state.counters["read_gb_per_s"] = median(achieved) / 1e9;
   state.counters["limit_gb_per_s"] = median(bandwidth) / 1e9;
   state.counters["peak_gflops"] = median(peaks) / 1e9;
   state.counters["read_fraction"] = median(read);
   state.counters["roofline_fraction"] = median(roofline);
+}
+
+/// Arguments: group, head_dim, block_size, kv_len. So many sequences that their KV is far larger than the caches.
+template <class T, bool Invariant = false>
+void decode(benchmark::State& state) {
+  const std::size_t each =
+      kv_bytes<T>(static_cast<std::uint32_t>(state.range(3)), static_cast<std::uint32_t>(state.range(1)));
+  decode_sequences<T, Invariant>(state, static_cast<std::uint32_t>((std::max)(std::size_t{1}, stream_bytes / each)));
+}
+
+/// Arguments: group, head_dim, block_size, kv_len, sequences. The limits' 1 GiB, read before each run, leaves none of
+/// the batch's KV in the caches.
+template <class T>
+void decode_batch(benchmark::State& state) {
+  decode_sequences<T, false>(state, static_cast<std::uint32_t>(state.range(4)));
 }
 
 /// Arguments: group, head_dim, block_size, kv_len, queries: one causal chunk of `queries` tokens that ends at kv_len.
@@ -209,6 +230,7 @@ void prefill(benchmark::State& state) {
   std::vector<double> of_multiply_adds;
   std::vector<double> of_dots;
   std::vector<double> achieved;
+  std::vector<double> times;
   for (auto _ : state) {
     const double multiply_adds = limits::peak_flops(pool(), false);
     const double dots = limits::peak_flops(pool(), true);
@@ -216,6 +238,7 @@ void prefill(benchmark::State& state) {
     work.run(a, plan);
     const double time = limits::seconds() - begin;
     state.SetIterationTime(time);
+    times.push_back(time);
     achieved.push_back(flops / time);
     of_dots.push_back(flops / time / (0.5 * (dots + limits::peak_flops(pool(), true))));
     of_multiply_adds.push_back(flops / time / (0.5 * (multiply_adds + limits::peak_flops(pool(), false))));
@@ -227,6 +250,7 @@ void prefill(benchmark::State& state) {
   state.counters["queries"] = queries;
   state.counters["kv_bits"] = dtype_traits<T>::bits;
   state.counters["threads"] = thread_count;
+  state.counters["median_ms"] = median(times) * 1e3;
   state.counters["gflops"] = median(achieved) / 1e9;
   state.counters["fma_fraction"] = median(of_multiply_adds);
   state.counters["dot_fraction"] = median(of_dots);
@@ -307,6 +331,22 @@ void prefill_rows(benchmark::internal::Benchmark* b) {
     for (const int kv_len : {1024, 4096, 16384})
       for (const int group : {1, 4, 8}) b->Args({group, head_dim, 16, kv_len, 1024});
 }
+// What bench/peers holds PyTorch against.
+void decode_peer_rows(benchmark::internal::Benchmark* b) {
+  for (const int head_dim : {64, 128})
+    for (const int group : {1, 4, 8})
+      for (const int block_size : {16, 64}) {
+        b->Args({group, head_dim, block_size, 32768, 1});
+        b->Args({group, head_dim, block_size, 4096, 8});
+      }
+}
+void prefill_peer_rows(benchmark::internal::Benchmark* b, std::initializer_list<int> block_sizes) {
+  for (const int head_dim : {64, 128})
+    for (const int kv_len : {1024, 4096})
+      for (const int block_size : block_sizes) b->Args({4, head_dim, block_size, kv_len, 1024});
+}
+void wide_block_prefill_rows(benchmark::internal::Benchmark* b) { prefill_peer_rows(b, {64}); }
+void f32_prefill_rows(benchmark::internal::Benchmark* b) { prefill_peer_rows(b, {16, 64}); }
 void mixed_rows(benchmark::internal::Benchmark* b) {
   for (const int chunks : {0, 1})
     for (const int group : {1, 4, 8}) b->Args({group, 128, chunks});
@@ -322,6 +362,10 @@ BENCHMARK(decode<bf16, true>)
 BENCHMARK(decode<f16>)->Apply(few_decode_rows)->Iterations(9)->UseManualTime()->Unit(benchmark::kMillisecond);
 BENCHMARK(decode<f32>)->Apply(few_decode_rows)->Iterations(9)->UseManualTime()->Unit(benchmark::kMillisecond);
 BENCHMARK(prefill<bf16>)->Apply(prefill_rows)->Iterations(9)->UseManualTime()->Unit(benchmark::kMillisecond);
+BENCHMARK(decode_batch<bf16>)->Apply(decode_peer_rows)->Iterations(5)->UseManualTime()->Unit(benchmark::kMillisecond);
+BENCHMARK(decode_batch<f32>)->Apply(decode_peer_rows)->Iterations(5)->UseManualTime()->Unit(benchmark::kMillisecond);
+BENCHMARK(prefill<bf16>)->Apply(wide_block_prefill_rows)->Iterations(5)->UseManualTime()->Unit(benchmark::kMillisecond);
+BENCHMARK(prefill<f32>)->Apply(f32_prefill_rows)->Iterations(5)->UseManualTime()->Unit(benchmark::kMillisecond);
 BENCHMARK(mixed_batch)->Apply(mixed_rows)->Iterations(9)->UseManualTime()->Unit(benchmark::kMillisecond);
 
 }  // namespace
