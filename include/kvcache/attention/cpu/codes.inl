@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decoding over codes of 8 and 4 bits as they lie in the pool, by the processor's dot products of bytes (VNNI). Queries,
-// and weights on their way to V, are whole numbers: of 16 bits in two bytes, 256 * high + low, where codes have 8 bits,
-// and of 8 bits where codes have 4. So they lose a small part of what the format has lost. Scales join behind the
-// products of K, and before those of V.
+// Decoding over codes of 8 and 4 bits as they lie in the pool, by the processor's dot products of bytes (VNNI).
+// Queries, and weights on their way to V, are whole numbers: of 16 bits in two bytes, 256 * high + low, where codes
+// have 8 bits, and of 8 bits where codes have 4. So they lose a small part of what the format has lost. Scales join
+// behind the products of K, and before those of V.
 //
 // Codes of a head go by in pieces of 64 bytes: 64 codes of 8 bits, or 128 of 4 bits, of which the low halves of the
 // bytes (elements 0, 2, 4, ...) and the high ones make a vector each. "Code order" is that of these vectors' bytes.
@@ -61,10 +61,18 @@ class chunk_lines {
               std::size_t bytes) noexcept
       : tokens_(tokens), end_(tokens + count), head_step_(head_step), end_of_heads_(heads * head_step), bytes_(bytes) {}
 
+  void begin_head(const std::byte* const* near, std::int64_t offset) noexcept {
+    near_ = near;
+    near_offset_ = offset;
+  }
   KVCACHE_ALWAYS_INLINE void ask(std::size_t heads_of_tokens) noexcept {
     for (; heads_of_tokens != 0 && tokens_ != end_; --heads_of_tokens) {
       const std::byte* const at = *tokens_ + offset_;
-      for (std::size_t b = 0; b < bytes_; b += 64) KVCACHE_PREFETCH(at + b);
+      const std::byte* const near = *near_++ + near_offset_;
+      for (std::size_t b = 0; b < bytes_; b += 64) {
+        KVCACHE_PREFETCH(at + b);
+        KVCACHE_PREFETCH(near + b);
+      }
       offset_ += head_step_;
       if (offset_ == end_of_heads_) {
         offset_ = 0;
@@ -76,6 +84,8 @@ class chunk_lines {
  private:
   const std::byte* const* tokens_ = nullptr;
   const std::byte* const* end_ = nullptr;
+  const std::byte* const* near_ = nullptr;
+  std::int64_t near_offset_ = 0;
   std::int64_t offset_ = 0;
   std::int64_t head_step_ = 0;
   std::int64_t end_of_heads_ = 0;
@@ -84,26 +94,30 @@ class chunk_lines {
 
 /// `Count` of the scales, or of what lies `behind` bytes behind the first, of 16 tokens as floats, [scale][token].
 template <std::size_t Count>
-KVCACHE_ALWAYS_INLINE void load_scales(const code_stream& from, std::size_t t, std::size_t behind,
-                                       std::size_t there, vec (&to)[Count]) noexcept {
+KVCACHE_ALWAYS_INLINE void load_scales(const code_stream& from, std::size_t t, std::size_t behind, std::size_t there,
+                                       vec (&to)[Count]) noexcept {
   static_assert(Count == 1 || Count == 4);
   alignas(64) std::uint16_t words[lanes * Count];
-  if (Count == 4 && there < 4) {
-    for (std::size_t i = 0; i < lanes; ++i) {
-      std::memset(words + i * Count, 0, 2 * Count);
-      std::memcpy(words + i * Count, from.scales_of(t + i) + behind, 2 * there);
-    }
+  const auto copy = [&]<std::size_t First, std::size_t Scales>() noexcept KVCACHE_INLINED {
+    each<lanes>([&](auto i) noexcept KVCACHE_INLINED {
+      std::memcpy(words + i * Count + First, from.scales_of(t + i) + behind + 2 * First, 2 * Scales);
+    });
+  };
+  if (Count == 1 || there >= Count) {
+    copy.template operator()<0, Count>();
   } else {
-    KVCACHE_UNROLL
-    for (std::size_t i = 0; i < lanes; ++i) std::memcpy(words + i * Count, from.scales_of(t + i) + behind, 2 * Count);
+    std::memset(words, 0, sizeof words);
+    if (there >= 2) copy.template operator()<0, 2>();
+    if (there == 3) copy.template operator()<2, 1>();
+    if (there == 1) copy.template operator()<0, 1>();
   }
   if constexpr (Count == 1) {
     const __m256i all = _mm256_load_si256(reinterpret_cast<const __m256i*>(words));
     to[0] = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(all), 16));
   } else {
-    const __m512i step = _mm512_setr_epi32(0, 4 << 16, 8 << 16, 12 << 16, 16 << 16, 20 << 16, 24 << 16, 28 << 16,
-                                           32 << 16, 36 << 16, 40 << 16, 44 << 16, 48 << 16, 52 << 16, 56 << 16,
-                                           60 << 16);
+    const __m512i step =
+        _mm512_setr_epi32(0, 4 << 16, 8 << 16, 12 << 16, 16 << 16, 20 << 16, 24 << 16, 28 << 16, 32 << 16, 36 << 16,
+                          40 << 16, 44 << 16, 48 << 16, 52 << 16, 56 << 16, 60 << 16);
     const __m512i first = _mm512_load_si512(words);
     const __m512i second = _mm512_load_si512(words + 32);
     KVCACHE_UNROLL
@@ -114,20 +128,21 @@ KVCACHE_ALWAYS_INLINE void load_scales(const code_stream& from, std::size_t t, s
   }
 }
 
-/// f(0), f(1), ..., each with a constant: arrays that are written so stay in registers, where g++ 12 puts those of loops
-/// that it unrolls into memory.
+/// f(0), f(1), ..., each with a constant: arrays that are written so stay in registers, where g++ 12 puts those of
+/// loops that it unrolls into memory.
 template <std::size_t Count, class F>
 KVCACHE_ALWAYS_INLINE void each(const F& f) noexcept {
   [&]<std::size_t... Places>(std::index_sequence<Places...>) noexcept KVCACHE_INLINED {
     (f(std::integral_constant<std::size_t, Places>{}), ...);
-  }(std::make_index_sequence<Count>{});
+  }
+  (std::make_index_sequence<Count>{});
 }
 
 /// How many bytes a whole number has that meets codes of so many bits.
 [[nodiscard]] constexpr std::size_t parts_of(unsigned bits) noexcept { return bits == 8 ? 2 : 1; }
 
-/// acc += the products of four unsigned and four signed bytes of every lane. Said by hand, since g++ 12 copies sums from
-/// register to register instead of adding in place.
+/// acc += the products of four unsigned and four signed bytes of every lane. Said by hand, since g++ 12 copies sums
+/// from register to register instead of adding in place.
 KVCACHE_ALWAYS_INLINE void add_products(__m512i& acc, __m512i unsigned_bytes, __m512i signed_bytes) noexcept {
   __asm__("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(unsigned_bytes), "v"(signed_bytes));
 }

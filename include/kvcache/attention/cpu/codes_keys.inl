@@ -17,9 +17,9 @@ KVCACHE_ALWAYS_INLINE float prepare_query(const code_form& form, const float* fr
   constexpr float most = parts == 2 ? 127.0f * 256 + 127 : 127.0f;
   const vec inverse = set1(largest > 0 ? most / largest : 0.0f);
   // Bytes 1 of 16 lanes, then bytes 0.
-  const __m512i gather = _mm512_castsi256_si512(
-      _mm256_setr_epi8(1, 5, 9, 13, 17, 21, 25, 29, 33, 37, 41, 45, 49, 53, 57, 61, 0, 4, 8, 12, 16, 20, 24, 28, 32, 36,
-                       40, 44, 48, 52, 56, 60));
+  const __m512i gather =
+      _mm512_castsi256_si512(_mm256_setr_epi8(1, 5, 9, 13, 17, 21, 25, 29, 33, 37, 41, 45, 49, 53, 57, 61, 0, 4, 8, 12,
+                                              16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60));
   const __m256i sign = _mm256_setr_epi64x(0, 0, static_cast<long long>(0x8080'8080'8080'8080u),
                                           static_cast<long long>(0x8080'8080'8080'8080u));
   for (std::size_t at = 0; at < form.size(); at += lanes) {
@@ -84,8 +84,8 @@ KVCACHE_ALWAYS_INLINE __m512i set1_four(const std::byte* from) noexcept {
   return _mm512_set1_epi32(four);
 }
 
-/// 16 bytes of 16 tokens: x[j], lane i: the bytes [4 j, 4 j + 4) of token i. Of the last 8 bytes of a head, x[2] and x[3]
-/// are 0.
+/// 16 bytes of 16 tokens: x[j], lane i: the bytes [4 j, 4 j + 4) of token i. Of the last 8 bytes of a head, x[2] and
+/// x[3] are 0.
 template <bool Whole>
 KVCACHE_ALWAYS_INLINE void transposed_codes(const code_stream& k, std::size_t t, std::size_t at,
                                             __m512i (&x)[4]) noexcept {
@@ -126,7 +126,8 @@ KVCACHE_ALWAYS_INLINE void add_keys(const code_query (&queries)[Rows], const __m
                                       : _mm512_and_si512(_mm512_srli_epi16(x[j], 4), half);
       each<Rows>([&](auto r) noexcept KVCACHE_INLINED {
         const std::byte* const q = queries[r].at.bytes + first + v * parts * 64 + 4 * j;
-        each<parts>([&](auto part) noexcept KVCACHE_INLINED { add_products(acc[r][part][j % Places], codes, q + part * 64); });
+        each<parts>(
+            [&](auto part) noexcept KVCACHE_INLINED { add_products(acc[r][part][j % Places], codes, q + part * 64); });
       });
     });
   });

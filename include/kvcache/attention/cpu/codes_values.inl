@@ -8,12 +8,12 @@
 /// Tokens of a segment, and whole fours of them.
 inline constexpr std::size_t most_fours = cpu::decode_chunk / 4;
 
-/// A row's weights as whole numbers. `Grouped`: the scales of a token are several, and the 16 bytes of a piece have each
-/// their own.
+/// A row's weights as whole numbers. `Grouped`: the scales of a token are several, and the 16 bytes of a piece have
+/// each their own.
 template <unsigned Bits, bool Grouped>
 struct whole_weights {
-  /// [four of tokens][part: high, low][token]; where grouped [four of tokens][16 bytes of a piece][4 times][token]
-  alignas(64) std::byte bytes[most_fours * (Grouped ? 64 : 4 * parts_of(Bits))];
+  /// [four of tokens][part: high, low][token]; where grouped [four of tokens][16 bytes of a piece][token]
+  alignas(64) std::byte bytes[most_fours * (Grouped ? 16 : 4 * parts_of(Bits))];
   vec unit;  // what products are to be multiplied with
   vec zero;  // what is to be added to every element, or with its channel's zero point
 };
@@ -36,14 +36,15 @@ KVCACHE_ALWAYS_INLINE void weigh_uniform(const float* weights, std::size_t count
                                          whole_weights<Bits, false>& to) noexcept {
   constexpr std::size_t parts = parts_of(Bits);
   constexpr float most = parts == 2 ? 65535.0f : 127.0f;
-  vec x[cpu::decode_chunk / lanes];
+  const auto scaled = [&](std::size_t t) noexcept {
+    const __mmask16 there = lanes_there(count, t);
+    const vec weight = _mm512_maskz_loadu_ps(there, weights + t);
+    return Scales ? _mm512_maskz_mul_ps(there, weight, scales[t / lanes]) : weight;
+  };
   vec largest = set1(0.0f);
   vec sum = set1(0.0f);
   for (std::size_t t = 0; t < count; t += lanes) {
-    const __mmask16 there = lanes_there(count, t);
-    vec weight = _mm512_maskz_loadu_ps(there, weights + t);
-    if constexpr (Scales) weight = _mm512_maskz_mul_ps(there, weight, scales[t / lanes]);
-    x[t / lanes] = weight;
+    const vec weight = scaled(t);
     largest = larger(weight, largest);
     sum = add(sum, weight);
   }
@@ -52,15 +53,15 @@ KVCACHE_ALWAYS_INLINE void weigh_uniform(const float* weights, std::size_t count
   to.unit = keep_nan(mul(all, set1(1.0f / most)), sum);
   if constexpr (!Scales) to.zero = set1(sum_of(sum));
   for (std::size_t t = 0; t < count; t += lanes) {
-    const __m512i whole = _mm512_cvtps_epi32(mul(x[t / lanes], inverse));
+    const __m512i whole = _mm512_cvtps_epi32(mul(scaled(t), inverse));
     std::byte* const at = to.bytes + t * parts;
     if constexpr (parts == 1) {
       _mm_store_si128(reinterpret_cast<__m128i*>(at), _mm512_cvtepi32_epi8(whole));
     } else {
       // Of four tokens the bytes 1, then the bytes 0.
-      const __m512i gather = _mm512_castsi256_si512(
-          _mm256_setr_epi8(1, 5, 9, 13, 0, 4, 8, 12, 17, 21, 25, 29, 16, 20, 24, 28, 33, 37, 41, 45, 32, 36, 40, 44, 49,
-                           53, 57, 61, 48, 52, 56, 60));
+      const __m512i gather =
+          _mm512_castsi256_si512(_mm256_setr_epi8(1, 5, 9, 13, 0, 4, 8, 12, 17, 21, 25, 29, 16, 20, 24, 28, 33, 37, 41,
+                                                  45, 32, 36, 40, 44, 49, 53, 57, 61, 48, 52, 56, 60));
       _mm256_store_si256(reinterpret_cast<__m256i*>(at),
                          _mm512_castsi512_si256(_mm512_permutexvar_epi8(gather, whole)));
     }
@@ -102,51 +103,48 @@ inline void load_piece_scales(const code_form& form, const code_stream& v, std::
   }
 }
 
+/// Lane i of the first four in all of the i-th four lanes.
+KVCACHE_ALWAYS_INLINE vec spread_parts(vec x) noexcept {
+  return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3), x);
+}
+
 template <unsigned Bits>
 KVCACHE_ALWAYS_INLINE void weigh_grouped(const float* weights, std::size_t count, const piece_scales& scales,
                                          bool zero_points, whole_weights<Bits, true>& to) noexcept {
   static_assert(parts_of(Bits) == 1);
   constexpr float most = 127.0f;
-  const __m512i by_part = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-  vec x[cpu::decode_chunk / lanes][4];
   vec largest[4];
   vec zero[4];
-  KVCACHE_UNROLL
-  for (std::size_t i = 0; i < 4; ++i) {
-    largest[i] = set1(0.0f);
-    zero[i] = set1(0.0f);
-  }
+  each<4>([&](auto i) noexcept KVCACHE_INLINED { largest[i] = zero[i] = set1(0.0f); });
   for (std::size_t t = 0; t < count; t += lanes) {
     const __mmask16 there = lanes_there(count, t);
     const vec weight = _mm512_maskz_loadu_ps(there, weights + t);
-    KVCACHE_UNROLL
-    for (std::size_t i = 0; i < 4; ++i) {
+    each<4>([&](auto i) noexcept KVCACHE_INLINED {
       const vec scaled = _mm512_maskz_mul_ps(there, weight, scales.scale[t / lanes][i]);
-      x[t / lanes][i] = scaled;
       largest[i] = larger(magnitude(scaled), largest[i]);
-      // Without zero points, codes are 8 too large.
-      zero[i] = zero_points ? _mm512_mask3_fmadd_ps(weight, scales.zero[t / lanes][i], zero[i], there)
-                            : fma(scaled, set1(-8.0f), zero[i]);
-    }
+      zero[i] =
+          zero_points ? _mm512_mask3_fmadd_ps(weight, scales.zero[t / lanes][i], zero[i], there) : add(scaled, zero[i]);
+    });
   }
   const vec all = fold_four(largest, fold_larger{});
-  to.unit = _mm512_permutexvar_ps(by_part, mul(all, set1(1.0f / most)));
-  to.zero = _mm512_permutexvar_ps(by_part, fold_four(zero, fold_sum{}));
+  to.unit = spread_parts(mul(all, set1(1.0f / most)));
+  // Without zero points, codes are 8 too large.
+  to.zero = mul(spread_parts(fold_four(zero, fold_sum{})), set1(zero_points ? 1.0f : -8.0f));
   const vec inverse = inverse_of(all, most);
   const vec by[4] = {_mm512_permute_ps(inverse, 0x00), _mm512_permute_ps(inverse, 0x55),
                      _mm512_permute_ps(inverse, 0xaa), _mm512_permute_ps(inverse, 0xff)};
   for (std::size_t t = 0; t < count; t += lanes) {
+    // Cheaper than keeping what was multiplied above.
+    const __mmask16 there = lanes_there(count, t);
+    const vec weight = _mm512_maskz_loadu_ps(there, weights + t);
     __m512i whole[4];
-    KVCACHE_UNROLL
-    for (std::size_t i = 0; i < 4; ++i) whole[i] = _mm512_cvtps_epi32(mul(x[t / lanes][i], by[i]));
+    each<4>([&](auto i) noexcept KVCACHE_INLINED {
+      const vec scaled = _mm512_maskz_mul_ps(there, weight, scales.scale[t / lanes][i]);
+      whole[i] = _mm512_cvtps_epi32(mul(scaled, by[i]));
+    });
     // In every 16 bytes four tokens of four scales.
-    const __m512i bytes = _mm512_packs_epi16(_mm512_packs_epi32(whole[0], whole[1]),
-                                             _mm512_packs_epi32(whole[2], whole[3]));
-    KVCACHE_UNROLL
-    for (std::size_t n = 0; n < 4; ++n)
-      _mm512_store_si512(to.bytes + (t / 4 + n) * 64,
-                         _mm512_permutexvar_epi32(
-                             _mm512_add_epi32(by_part, _mm512_set1_epi32(static_cast<int>(4 * n))), bytes));
+    _mm512_store_si512(to.bytes + t * 4, _mm512_packs_epi16(_mm512_packs_epi32(whole[0], whole[1]),
+                                                            _mm512_packs_epi32(whole[2], whole[3])));
   }
 }
 
@@ -170,6 +168,12 @@ KVCACHE_ALWAYS_INLINE void load_piece_channels(const code_form& form, const std:
   }
 }
 
+/// The i-th four of 16 bytes in all of the i-th four lanes.
+KVCACHE_ALWAYS_INLINE __m512i spread_fours(const std::byte* from) noexcept {
+  const __m128i fours = _mm_load_si128(reinterpret_cast<const __m128i*>(from));
+  return _mm512_castps_si512(spread_parts(_mm512_castps128_ps512(_mm_castsi128_ps(fours))));
+}
+
 /// Products of a piece for the places of four bytes [First, First + Places), whose outputs `write` takes:
 /// write(row, half, place, products).
 template <unsigned Bits, bool Grouped, std::size_t Rows, std::size_t First, std::size_t Places, class Write>
@@ -184,7 +188,8 @@ KVCACHE_ALWAYS_INLINE void multiply_values(const whole_weights<Bits, Grouped> (&
   for (std::size_t n = 0; 4 * n < count; ++n) {
     lines.ask(asks);
     __m512i x[4];
-    each<4>([&](auto i) noexcept KVCACHE_INLINED { x[i] = _mm512_maskz_loadu_epi8(there, v.codes_of(4 * n + i) + at); });
+    each<4>(
+        [&](auto i) noexcept KVCACHE_INLINED { x[i] = _mm512_maskz_loadu_epi8(there, v.codes_of(4 * n + i) + at); });
     __m512i codes[4];
     if constexpr (First == 0) {
       const __m512i ab = _mm512_unpacklo_epi8(x[0], x[1]);
@@ -202,7 +207,8 @@ KVCACHE_ALWAYS_INLINE void multiply_values(const whole_weights<Bits, Grouped> (&
       each<Rows>([&](auto r) noexcept KVCACHE_INLINED {
         each<parts>([&](auto part) noexcept KVCACHE_INLINED {
           const __m512i weight = set1_four(weights[r].bytes + (n * parts + part) * 4);
-          each<Places>([&](auto i) noexcept KVCACHE_INLINED { add_products(acc[r][i][part], weight, codes[First + i]); });
+          each<Places>(
+              [&](auto i) noexcept KVCACHE_INLINED { add_products(acc[r][i][part], weight, codes[First + i]); });
         });
       });
     } else {
@@ -213,8 +219,7 @@ KVCACHE_ALWAYS_INLINE void multiply_values(const whole_weights<Bits, Grouped> (&
         nibbles[i][1] = _mm512_and_si512(_mm512_srli_epi16(codes[First + i], 4), half);
       });
       each<Rows>([&](auto r) noexcept KVCACHE_INLINED {
-        const __m512i weight =
-            Grouped ? _mm512_load_si512(weights[r].bytes + n * 64) : set1_four(weights[r].bytes + n * 4);
+        const __m512i weight = Grouped ? spread_fours(weights[r].bytes + n * 16) : set1_four(weights[r].bytes + n * 4);
         each<Places>([&](auto i) noexcept KVCACHE_INLINED {
           add_products(acc[r][i][0], nibbles[i][0], weight);
           add_products(acc[r][i][1], nibbles[i][1], weight);

@@ -12,6 +12,7 @@
 #include <kvcache/attention/cpu/work.hpp>
 #include <kvcache/detail/config.hpp>
 #include <kvcache/dtype.hpp>
+#include <kvcache/fp8.hpp>
 #include <kvcache/quantise.hpp>
 
 // Everything that the .inl files use is included above: a standard header first seen between BEGIN and END would be

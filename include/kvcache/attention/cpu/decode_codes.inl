@@ -135,6 +135,9 @@ struct code_decoder {
     each_run([&](std::uint32_t head, std::uint32_t rows) {
       const std::uint32_t kv_head = head / group;
       if (head % group == 0) {
+        const bool last = kv_head + 1 == kv.kv_heads;
+        k_lines.begin_head(last ? next.k : now.k, last ? 0 : (kv_head + 1) * kv.k.head_stride);
+        v_lines.begin_head(last ? next.v : now.v, last ? 0 : (kv_head + 1) * kv.v.head_stride);
         for (std::size_t t = kv_head; t < next.tokens.count; t += kv.kv_heads) {
           KVCACHE_PREFETCH(next.k_scales[t]);
           KVCACHE_PREFETCH(next.v_scales[t]);
@@ -260,7 +263,8 @@ struct code_decoder {
       __m512i sum = _mm512_setzero_si512();
       if (!k_form.q.zero_points) {
         for (std::size_t i = 0; i < k_form.size() / 64; ++i)
-          sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi8(1), _mm512_loadu_si512(query.bytes + (i * parts + part) * 64));
+          sum =
+              _mm512_dpbusd_epi32(sum, _mm512_set1_epi8(1), _mm512_loadu_si512(query.bytes + (i * parts + part) * 64));
       }
       query.starts[part] = _mm512_reduce_add_epi32(sum) * (Bits == 8 ? -128 : -8);
     }

@@ -52,12 +52,41 @@ KVCACHE_NOINLINE void widen_row(const std::byte* from, std::size_t dim, float* t
   }
 }
 
+/// 16 elements of fp8, by way of f16: e5m2 is its upper half, and e4m3 shifted into it is 256 times too small.
+template <class T>
+KVCACHE_ALWAYS_INLINE void widen_fp8(const std::byte* from, float* to) noexcept {
+  constexpr bool shifted = std::is_same_v<T, fp8_e4m3>;
+  std::uint16_t halves[cpu::padding];
+  for (std::size_t i = 0; i < cpu::padding; ++i) {
+    const auto code = std::to_integer<std::uint16_t>(from[i]);
+    const auto sign = static_cast<std::uint16_t>((code & 0x80u) << 8);
+    const auto rest = static_cast<std::uint16_t>((code & 0x7fu) << (shifted ? 7 : 8));
+    const auto number = static_cast<std::uint16_t>(shifted && rest == 0x3f80u ? 0x7e00u : rest);
+    halves[i] = static_cast<std::uint16_t>(sign | number);
+  }
+  for (std::size_t i = 0; i < cpu::padding; i += lanes) {
+    const vec x = widen<f16>(reinterpret_cast<const std::byte*>(halves + i));
+    store(to + i, shifted ? mul(x, set1(256.0f)) : x);
+  }
+}
+template <class T>
+KVCACHE_NOINLINE void widen_fp8_row(const std::byte* from, std::size_t dim, float* to) noexcept {
+  std::size_t d = 0;
+  for (; d + cpu::padding <= dim; d += cpu::padding) widen_fp8<T>(from + d, to + d);
+  if (d == dim) return;
+  std::byte rest[cpu::padding] = {};
+  std::memcpy(rest, from + d, dim - d);
+  widen_fp8<T>(rest, to + d);
+}
+
 /// A head of K, V or Q as floats, padded with zeros to whole vectors; a rotated one stays rotated.
 inline void widen_head(const stored_head& from, std::size_t dim, float* to) noexcept {
   switch (without_rotation(from.dtype)) {
     case dtype_id::float32: return widen_row<f32>(from.codes, dim, to);
     case dtype_id::float16: return widen_row<f16>(from.codes, dim, to);
     case dtype_id::bfloat16: return widen_row<bf16>(from.codes, dim, to);
+    case dtype_id::float8_e4m3: return widen_fp8_row<fp8_e4m3>(from.codes, dim, to);
+    case dtype_id::float8_e5m2: return widen_fp8_row<fp8_e5m2>(from.codes, dim, to);
     default:
       read_head(from, static_cast<std::uint32_t>(dim), to);
       for (std::size_t d = dim; d < cpu::padded(dim); ++d) to[d] = 0;
