@@ -37,7 +37,7 @@ for number, record in enumerate(ordered, 1):
     text = f'{number:2}  {record["kv_dtype"]}  {100 * math.expm1(record["log_change"]):+.2f} %'
     lines.append(f"set label {number} '{text}' at graph 1.03, graph {1.0 - 0.045 * (number - 1):.3f} left")
 if not points:
-    sys.exit("nothing")
+    sys.exit(1)
 all_kl = [record["mean_kl"] for record in ordered]
 lines.append(f"set yrange [{min(all_kl) / 2}:{max(all_kl) * 2}]")
 for name, places in (("right", right), ("left", left)):

@@ -117,6 +117,13 @@ TEST_CASE("The report is drawn over bytes per token") {
   const std::string picture = read_file(f.at("picture.svg"));
   CHECK(picture.size() < 60'000);
   CHECK_THAT(picture, contains_text("<svg") && contains_text("bf16") && contains_text("bytes per token"));
+  // Several reports in one picture; a dtype that is in two of them stands there once.
+  const outcome more = run(f, {"-m", f.at("model.gguf"), "--perplexity", f.at("text"), "--kv-dtype", "f16,fp8_e5m2",
+                               "--context", "100", "--limit", "100", "--json", f.at("more.json")});
+  REQUIRE(more.status == 0);
+  CHECK(draw({f.at("report.json"), f.at("more.json"), f.at("both.svg")}) == 0);
+  CHECK_THAT(read_file(f.at("both.svg")),
+             contains_text("bf16") && contains_text("3  f16") && contains_text("fp8_e5m2") && !contains_text("4  "));
   CHECK(draw({f.at("nothing.json"), f.at("other.svg")}) == 1);
   CHECK_THAT(read_file(f.at("stderr")), contains_text("nothing.json"));
   CHECK(draw({}) == 1);
