@@ -49,9 +49,9 @@ PYTHON
 # gnuplot does not look whether its picture could be written, so the shell writes it.
 gnuplot >"$picture" <<GNUPLOT || fail "gnuplot could not draw $picture"
 $drawing
-set terminal svg noenhanced size 900,520 background rgb 'white' fontscale 0.8
+set terminal svg noenhanced size 980,520 background rgb 'white' fontscale 0.8
 set grid
-set rmargin at screen 0.62
+set rmargin at screen 0.57
 set title 'mean KL divergence from f32; in the list, change of perplexity'
 set xlabel 'bytes per token'
 set xrange [0:*]
