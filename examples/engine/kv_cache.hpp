@@ -10,6 +10,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,8 @@ struct kv_options {
   std::uint32_t blocks = 0;
   std::uint32_t sequences = 1;    ///< at once, at most
   std::uint32_t step_tokens = 1;  ///< computed in one step, at most
+  /// [layers, kv_heads, head_dim], subtracted from keys before they are stored; empty: nothing. Read when made.
+  std::span<const float> key_offset{};
 };
 
 /// kvcache::cache and kvcache::attention with block size and dtype chosen at run time. Bookkeeping depends on neither,

@@ -8,8 +8,12 @@ namespace engine {
 
 std::vector<kv_kind> eight_bit_kv_kinds() {
   using kvcache::fp8_e4m3, kvcache::fp8_e5m2, kvcache::int8_per_channel, kvcache::int8_per_token, kvcache::rotated;
-  return {compiled_kv_kind<fp8_e4m3>(), compiled_kv_kind<fp8_e5m2>(), compiled_kv_kind<int8_per_token>(),
-          compiled_kv_kind<int8_per_channel>(), compiled_kv_kind<rotated<int8_per_token>>()};
+  return {compiled_kv_kind<fp8_e4m3>(),
+          compiled_kv_kind<fp8_e5m2>(),
+          compiled_kv_kind<rotated<fp8_e4m3>, fp8_e4m3>(),
+          compiled_kv_kind<int8_per_token>(),
+          compiled_kv_kind<int8_per_channel>(),
+          compiled_kv_kind<rotated<int8_per_token>>()};
 }
 
 }  // namespace engine

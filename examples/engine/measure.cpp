@@ -60,16 +60,21 @@ void measure(const options& o, opened_model& model) {
   std::vector<kv_quality> measured;
   {
     progress_line line(o.progress || ::isatty(STDERR_FILENO) != 0);
-    measured = measure_perplexity(
-        model.weights, text,
-        {.dtypes = o.dtypes, .block_size = o.block_size, .context = o.context, .chunk = o.chunk, .limit = o.limit},
-        model.workers, [&](double done) { line.tell(done); });
+    measured = measure_perplexity(model.weights, text,
+                                  {.dtypes = o.dtypes,
+                                   .block_size = o.block_size,
+                                   .context = o.context,
+                                   .chunk = o.chunk,
+                                   .limit = o.limit,
+                                   .calibration = o.calibration},
+                                  model.workers, [&](double done) { line.tell(done); });
   }
   const quality_facts facts{.model = model.name(),
                             .text = printable(o.perplexity),
                             .context = o.context,
                             .chunk = o.chunk,
                             .block_size = o.block_size,
+                            .calibration = o.calibration,
                             .threads = model.workers.threads(),
                             .seconds = seconds_since(start)};
   std::fputs(quality_table(facts, measured).c_str(), o.json == "-" ? stderr : stdout);

@@ -64,7 +64,8 @@ std::optional<int> read_options(int argc, const char* const* argv, options& out)
   std::string dtypes = out.dtypes.front();
   app.add_option("--kv-dtype", dtypes,
                  "stored type of K and V, or K:V where they differ: " + joined(kv_dtype_names()) +
-                     "; of several with commas between, --perplexity measures each")
+                     "; of several with commas between, --perplexity measures each, and with +offset behind one, what "
+                     "it does to keys less their mean")
       ->capture_default_str();
   app.add_option("--blocks", out.blocks, "blocks in the pool; 0: enough for 8192 tokens")
       ->capture_default_str()
@@ -76,6 +77,12 @@ std::optional<int> read_options(int argc, const char* const* argv, options& out)
       ->check(not_negative)
       ->needs(perplexity);
   app.add_option("--limit", out.limit, "predictions that --perplexity measures at most; 0: the whole text")
+      ->capture_default_str()
+      ->check(not_negative)
+      ->needs(perplexity);
+  app.add_option("--calibrate", out.calibration,
+                 "tokens at the end of the text that are not measured where a dtype has +offset, and give the mean of "
+                 "the keys")
       ->capture_default_str()
       ->check(not_negative)
       ->needs(perplexity);

@@ -26,8 +26,9 @@ struct options {
   std::uint32_t blocks = 0;                ///< 0: as many as 8192 tokens take
   std::uint32_t max_sequences = 16;
   std::uint32_t chunk = 128;
-  std::uint32_t context = 2048;  ///< tokens of a window of perplexity
-  std::uint64_t limit = 0;       ///< of its predictions; 0: none
+  std::uint32_t context = 2048;      ///< tokens of a window of perplexity
+  std::uint64_t limit = 0;           ///< of its predictions; 0: none
+  std::uint32_t calibration = 2048;  ///< tokens at the end of its text, for dtypes with an offset
   bool reuse = true;
   unsigned threads = 0;  ///< 0: all cores
 

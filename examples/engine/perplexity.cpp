@@ -6,11 +6,13 @@
 #include "share.hpp"
 
 #include <kvcache/geometry.hpp>
+#include <kvcache/key_offset.hpp>
 
 #include <algorithm>
 #include <cmath>
 #include <memory>
 #include <numeric>
+#include <string_view>
 #include <utility>
 
 namespace engine {
@@ -27,18 +29,61 @@ std::vector<position_bucket> make_buckets(std::uint32_t context) {
   return out;
 }
 
+bool has_offset(const std::string& dtype) { return dtype.ends_with(offset_suffix); }
+
+std::string without_offset(const std::string& dtype) {
+  return has_offset(dtype) ? dtype.substr(0, dtype.size() - std::string_view(offset_suffix).size()) : dtype;
+}
+
+/// How many tokens at the text's end are for calibration alone.
+std::size_t calibration_tokens(const perplexity_options& o) {
+  if (std::none_of(o.dtypes.begin(), o.dtypes.end(), has_offset)) return 0;
+  if (o.calibration == 0) throw bad_input("0 tokens to calibrate with, the least is 1");
+  return o.calibration;
+}
+
 std::uint64_t checked_predictions(const llama_shape& shape, std::size_t tokens, const perplexity_options& o) {
   if (o.context == 0 || o.context > shape.context)
     throw bad_input("context is " + std::to_string(o.context) + ", the model knows 1 to " +
                     std::to_string(shape.context) + " positions");
   if (o.chunk == 0) throw bad_input("chunk is 0, the least is 1");
-  if (tokens <= o.context)
+  const std::size_t kept = calibration_tokens(o);
+  if (tokens <= o.context + kept)
     throw bad_input("the text has " + std::to_string(tokens) + " tokens, a window of " + std::to_string(o.context) +
                     " and the token after it need " + std::to_string(std::uint64_t{o.context} + 1) +
+                    (kept != 0 ? " beside the " + std::to_string(kept) + " to calibrate with" : "") +
                     "; give a longer text or a smaller context");
+  tokens -= kept;
   const std::uint64_t most = tokens - 1;
   return o.limit == 0 ? most : std::min(o.limit, most);
 }
+
+/// Adds a step's keys to their means on the way to a cache.
+class calibration final : public attention_call {
+ public:
+  calibration(const llama_shape& shape, attention_call& cache)
+      : cache_(cache), means_(shape.layers, kvcache::key_mean(shape.kv_heads, shape.head_dim)) {}
+
+  void run(std::uint32_t layer, kvcache::rows_view<const float> q, kvcache::rows_view<const float> k,
+           kvcache::rows_view<const float> v, kvcache::rows_view<float> out) override {
+    means_[layer].add(k);
+    cache_.run(layer, q, k, v, out);
+  }
+
+  /// [layers, kv_heads, head_dim]
+  [[nodiscard]] std::vector<float> offset() const {
+    std::vector<float> out;
+    for (const kvcache::key_mean& m : means_) {
+      const std::vector<float> mean = m.mean();
+      out.insert(out.end(), mean.begin(), mean.end());
+    }
+    return out;
+  }
+
+ private:
+  attention_call& cache_;
+  std::vector<kvcache::key_mean> means_;
+};
 
 /// One dtype: its cache and what is known of it.
 struct candidate {
@@ -59,10 +104,11 @@ class measurement {
         predictions_(checked_predictions(model.shape(), text.size(), options)) {
     const auto window = static_cast<std::uint32_t>(std::min<std::uint64_t>(options.context, predictions_));
     validate_block_size(options.block_size);
-    const auto blocks = static_cast<std::uint32_t>(kvcache::blocks_for(window, options.block_size));
-    for (const std::string& dtype : measured_dtypes(options.dtypes)) {
+    const std::vector<std::string> dtypes = measured_dtypes(options.dtypes);
+    const std::vector<float> offset = calibrate(text.last(calibration_tokens(options)));
+    for (const std::string& dtype : dtypes) {
       candidate& c = candidates_.emplace_back();
-      c.cache = make_kv_cache(model.shape(), {options.block_size, dtype, blocks, 1, options.chunk}, workers);
+      c.cache = make_cache(without_offset(dtype), window, has_offset(dtype) ? offset : std::span<const float>());
       c.quality.dtype = dtype;
       c.quality.bytes_per_token = c.cache->bytes_per_token();
       c.quality.buckets = make_buckets(window);
@@ -82,6 +128,29 @@ class measurement {
   }
 
  private:
+  [[nodiscard]] std::unique_ptr<kv_cache> make_cache(const std::string& dtype, std::uint32_t window,
+                                                     std::span<const float> key_offset) const {
+    const auto blocks = static_cast<std::uint32_t>(kvcache::blocks_for(window, options_.block_size));
+    return make_kv_cache(model_.shape(), {options_.block_size, dtype, blocks, 1, options_.chunk, key_offset}, workers_);
+  }
+
+  /// The mean of the keys of some tokens, in windows as they are measured; nothing of none.
+  std::vector<float> calibrate(std::span<const token_id> tokens) {
+    if (tokens.empty()) return {};
+    candidate c;
+    c.cache = make_cache(baseline_dtype, options_.context, {});
+    calibration keys(model_.shape(), *c.cache);
+    for (std::size_t first = 0; first < tokens.size(); first += options_.context) {
+      const auto window = tokens.subspan(first, std::min<std::size_t>(options_.context, tokens.size() - first));
+      c.sequence = c.cache->manager().open({.content = window}).value().sequence;
+      for (std::size_t at = 0; at < window.size(); at += options_.chunk)
+        static_cast<void>(compute(c, window.subspan(at, std::min<std::size_t>(options_.chunk, window.size() - at)),
+                                  static_cast<std::uint32_t>(at), keys));
+      c.cache->manager().close(c.sequence).value();
+    }
+    return keys.offset();
+  }
+
   void read_window(std::uint64_t first, std::uint32_t size) {
     const auto tokens = text_.subspan(first, size);
     // Nothing is committed, so no window finds what another has computed.
@@ -91,7 +160,7 @@ class measurement {
       const std::uint32_t rows = std::min(options_.chunk, size - at);
       for (std::size_t index = 0; index < candidates_.size(); ++index) {
         candidate& c = candidates_[index];
-        const auto logits = compute(c, tokens.subspan(at, rows), at);
+        const auto logits = compute(c, tokens.subspan(at, rows), at, *c.cache);
         if (index == 0) keep_baseline(logits, rows);
         judge(c, logits, text_.subspan(first + at + 1, rows), at);
         if (!progress_) continue;
@@ -102,7 +171,8 @@ class measurement {
     for (candidate& c : candidates_) c.cache->manager().close(c.sequence).value();
   }
 
-  std::span<const float> compute(candidate& c, std::span<const token_id> tokens, std::uint32_t position) {
+  std::span<const float> compute(candidate& c, std::span<const token_id> tokens, std::uint32_t position,
+                                 attention_call& attention) {
     rows_.resize(tokens.size());
     positions_.resize(tokens.size());
     std::iota(rows_.begin(), rows_.end(), 0u);
@@ -110,7 +180,7 @@ class measurement {
     const kvcache::want want{c.sequence, static_cast<std::uint32_t>(tokens.size())};
     kvcache::step step = c.cache->manager().begin({&want, 1}).value();
     c.cache->prepare(step);
-    const auto logits = model_.forward({tokens, positions_, rows_}, *c.cache);
+    const auto logits = model_.forward({tokens, positions_, rows_}, attention);
     step.accept().value();
     c.cache->manager().retire(step).value();
     return logits;
@@ -205,7 +275,7 @@ std::vector<std::string> measured_dtypes(const std::vector<std::string>& asked) 
   std::vector<std::string> out{baseline_dtype};
   std::vector<std::string> seen;
   for (const std::string& name : asked) {
-    const std::string dtype = canonical_kv_dtype(name);
+    const std::string dtype = canonical_kv_dtype(without_offset(name)) + (has_offset(name) ? offset_suffix : "");
     if (std::find(seen.begin(), seen.end(), dtype) != seen.end())
       throw bad_input("KV dtype " + dtype + " is given twice, once is enough");
     seen.push_back(dtype);

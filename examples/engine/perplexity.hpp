@@ -22,9 +22,14 @@ struct perplexity_options {
   std::uint32_t context = 2048;  ///< tokens of a window
   std::uint32_t chunk = 128;     ///< tokens computed at once
   std::uint64_t limit = 0;       ///< predictions at most; 0: all that the text has
+  /// Tokens at the text's end, which are not measured then, whose keys give the offset of dtypes that end in
+  /// offset_suffix.
+  std::uint32_t calibration = 2048;
 };
 
 inline constexpr const char* baseline_dtype = "f32";
+/// Behind a dtype: keys are stored less their mean, see kvcache::storage::set_key_offset.
+inline constexpr const char* offset_suffix = "+offset";
 
 /// Sums over predictions.
 struct quality_sums {
@@ -69,15 +74,15 @@ using progress_listener = std::function<void(double)>;
 /// the text but the first is predicted once; the last window may be shorter. The baseline is measured first, also where
 /// it is not asked for; all dtypes go through a chunk one after another, so what is kept of the logits is two chunks.
 ///
-/// Throws bad_input where the text is shorter than a window, a dtype is unknown or given twice, the context is 0 or
-/// beyond the model's, or the chunk is 0.
+/// Throws bad_input where the text is shorter than a window, or than that and the tokens to calibrate with where a
+/// dtype asks for these, a dtype is unknown or given twice, the context is 0 or beyond the model's, or the chunk is 0.
 [[nodiscard]] std::vector<kv_quality> measure_perplexity(llama& model, std::span<const token_id> text,
                                                          const perplexity_options& options,
                                                          kvcache::thread_pool& workers,
                                                          const progress_listener& progress = {});
 
-/// The dtypes as they are measured: by their canonical names, the baseline first. Throws bad_input where one is not
-/// compiled in or given twice.
+/// The dtypes as they are measured: by their canonical names, with the suffix where it was, the baseline first. Throws
+/// bad_input where one is not compiled in or given twice.
 [[nodiscard]] std::vector<std::string> measured_dtypes(const std::vector<std::string>& asked);
 
 }  // namespace engine

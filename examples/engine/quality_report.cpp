@@ -39,6 +39,11 @@ std::string by_position(const char* title, const std::vector<kv_quality>& measur
   return out;
 }
 
+bool has_offsets(const std::vector<kv_quality>& measured) {
+  return std::any_of(measured.begin(), measured.end(),
+                     [](const kv_quality& q) { return q.dtype.ends_with(offset_suffix); });
+}
+
 nlohmann::ordered_json json_of(const quality_sums& s) {
   nlohmann::ordered_json out;
   out["tokens"] = s.tokens;
@@ -60,6 +65,8 @@ std::string quality_table(const quality_facts& facts, const std::vector<kv_quali
   std::string out = "model     " + facts.model + "\ntext      " + facts.text + "\n";
   out += formatted("measured  %llu tokens in windows of %u, chunks of %u, blocks of %u\n",
                    static_cast<unsigned long long>(baseline.tokens), facts.context, facts.chunk, facts.block_size);
+  if (has_offsets(measured))
+    out += formatted("offset    mean of the keys of the text's last %u tokens\n", facts.calibration);
   out += formatted("time      %.0f s on %u threads\n\n", facts.seconds, facts.threads);
   out += "KV" + std::string(width - 2, ' ') + right("bytes/token", 12) + right("perplexity", 12) +
          right("change %", 10) + right("+- %", 9) + right("mean KL", 11) + right("99 % KL", 11) +
@@ -87,6 +94,7 @@ std::string quality_json(const quality_facts& facts, const std::vector<kv_qualit
   out["context"] = facts.context;
   out["chunk"] = facts.chunk;
   out["block_size"] = facts.block_size;
+  if (has_offsets(measured)) out["calibration_tokens"] = facts.calibration;
   out["threads"] = facts.threads;
   out["seconds"] = facts.seconds;
   out["baseline"] = measured.front().dtype;

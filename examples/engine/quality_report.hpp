@@ -16,6 +16,7 @@ struct quality_facts {
   std::uint32_t context = 0;
   std::uint32_t chunk = 0;
   std::uint32_t block_size = 0;
+  std::uint32_t calibration = 0;  ///< tokens; said where a dtype has an offset
   unsigned threads = 0;
   double seconds = 0;
 };

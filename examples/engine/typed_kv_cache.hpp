@@ -11,6 +11,7 @@
 #include <kvcache/geometry.hpp>
 #include <kvcache/policies.hpp>
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -35,7 +36,11 @@ class typed_kv_cache final : public kv_cache {
                {.blocks = options.blocks, .block_size = options.block_size, .tail_blocks = tail_blocks(options)}),
         attention_(
             {.shape = {.query_heads = shape.query_heads, .kv_heads = shape.kv_heads, .head_dim = shape.head_dim}},
-            workers) {}
+            workers) {
+    const std::size_t size = options.key_offset.size() / shape.layers;
+    for (std::uint32_t layer = 0; size != 0 && layer < shape.layers; ++layer)
+      cache_.set_key_offset(layer, options.key_offset.subspan(layer * size, size));
+  }
 
   kvcache::block_manager<kvcache::lru>& manager() noexcept override { return cache_.manager(); }
 

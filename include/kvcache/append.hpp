@@ -61,12 +61,12 @@ inline void check_append(const kv_view& view, std::uint32_t k_rows, std::uint32_
   possible("the number of tail blocks", view.tail_blocks, tail_bit, bits_of_entry);
   if (view.tail_blocks != 0) possible("block_size", view.block_size, max_blocks, bits_of_entry);
   const bool sealed = seals(view.k_dtype) || seals(view.v_dtype);
-  const auto quantisable = [&](const char* what, dtype_id dtype, std::uint32_t dim) {
-    if (quantization_of(dtype).bits != 0 || is_rotated(dtype))
-      possible(what, dim, max_quantised_dim, "longer vectors can be neither quantised nor rotated");
+  const auto by_floats = [&](const char* what, dtype_id dtype, std::uint32_t dim, bool shifted) {
+    if (quantization_of(dtype).bits != 0 || is_rotated(dtype) || shifted)
+      possible(what, dim, max_quantised_dim, "longer vectors can be neither quantised nor rotated nor shifted");
   };
-  quantisable("head_dim of K", view.k_dtype, k_dim);
-  quantisable("head_dim of V", view.v_dtype, v_dim);
+  by_floats("head_dim of K", view.k_dtype, k_dim, view.key_offset != nullptr);
+  by_floats("head_dim of V", view.v_dtype, v_dim, false);
   const slot_id end = view.blocks * size;
   const slot_id tail_first = slot_id{tail_bit} * size;
   const slot_id tail_end = (slot_id{tail_bit} + view.tail_blocks) * size;
@@ -96,6 +96,7 @@ struct row_writer {
   std::uint32_t block_size;
   const rows_view<From>& rows;
   std::span<const slot_id> slots;
+  const float* offset;  // [heads, head_dim], to be subtracted; null: nothing
 
   /// Elements as they are, in rows [first, last).
   template <class To>
@@ -118,7 +119,7 @@ struct row_writer {
     }
   }
 
-  /// The same by way of floats: rotated, quantised, or both.
+  /// The same by way of floats: shifted, rotated, quantised, or several of these.
   void write_floats(std::uint32_t first, std::uint32_t last) const {
     float x[max_quantised_dim];
     for (std::uint32_t row = first; row < last; ++row) {
@@ -128,6 +129,8 @@ struct row_writer {
       const dtype_id stored = without_rotation(in_tail ? tail_dtype : dtype);
       for (std::uint32_t head = 0; head < rows.heads; ++head) {
         convert(rows.at(row, head), rows.head_dim, x);
+        if (offset != nullptr)
+          for (std::uint32_t d = 0; d < rows.head_dim; ++d) x[d] -= offset[std::size_t{head} * rows.head_dim + d];
         if (is_rotated(dtype)) rotate(x, rows.head_dim);
         std::byte* const to = (in_tail ? tail : plane).at(entry & ~tail_bit, offset_of(row), head);
         if (quantization_of(stored).bits != 0)
@@ -149,7 +152,7 @@ struct row_writer {
 
 template <class From>
 void write_rows(const row_writer<From>& writer, std::uint32_t first, std::uint32_t last) {
-  if (is_rotated(writer.dtype) || quantization_of(writer.dtype).bits != 0)
+  if (is_rotated(writer.dtype) || quantization_of(writer.dtype).bits != 0 || writer.offset != nullptr)
     writer.write_floats(first, last);
   else
     dispatch([&](auto to) { writer.template write_elements<typename decltype(to)::type>(first, last); },
@@ -165,12 +168,12 @@ void write_kv(const kv_view& view, const rows_view<K>& k, const rows_view<V>& v,
   const std::uint32_t first = share(ith);
   const std::uint32_t last = share(ith + 1);
   if (first == last) return;
-  write_rows(
-      row_writer<K>{view.k, view.k_scales, view.k_tail, view.k_dtype, view.k_tail_dtype(), view.block_size, k, slots},
-      first, last);
-  write_rows(
-      row_writer<V>{view.v, view.v_scales, view.v_tail, view.v_dtype, view.v_tail_dtype(), view.block_size, v, slots},
-      first, last);
+  write_rows(row_writer<K>{view.k, view.k_scales, view.k_tail, view.k_dtype, view.k_tail_dtype(), view.block_size, k,
+                           slots, view.key_offset},
+             first, last);
+  write_rows(row_writer<V>{view.v, view.v_scales, view.v_tail, view.v_dtype, view.v_tail_dtype(), view.block_size, v,
+                           slots, nullptr},
+             first, last);
 }
 
 /// append into a pool whose block 0 is the null block: its slots are refused as well.
@@ -186,9 +189,10 @@ void append_beyond_null(const kv_view& view, const rows_view<K>& k, const rows_v
 /// Writes the K and V of new tokens into one layer of a pool, the library's own or an engine's: row r goes to
 /// slots[r], and nowhere where that is no_slot. One token, a chunk of a prompt and a ragged batch are the same call.
 /// `k` is [rows, kv_heads, head_dim], `v` [rows, kv_heads, head_dim_v], each with strides and an element type of its
-/// own (any element type), rotated where the pool's dtype is, and converted or quantised to it: nearest, ties to even;
-/// the same element type is copied bit for bit. Formats that seal whole blocks take tokens into the tail pool only.
-/// More slots than rows are allowed, for padded batches; no slot may be named twice.
+/// own (any element type), less the view's key offset where it has one, rotated where the pool's dtype is, and
+/// converted or quantised to it: nearest, ties to even; what is not shifted and of the same element type is copied bit
+/// for bit. Formats that seal whole blocks take tokens into the tail pool only. More slots than rows are allowed, for
+/// padded batches; no slot may be named twice.
 ///
 /// Raises invalid_argument, naming value and limit, and writes nothing where the shapes are not the pool's, slots are
 /// too few, or a slot lies outside the pool. O(rows * kv_heads * (head_dim + head_dim_v)). Calls that write different

@@ -134,6 +134,8 @@ class cache<Policies> : public detail::cache_calls<typename Policies::eviction> 
   void append(const step& begun, std::uint32_t layer, const rows_view<K>& k, const rows_view<V>& v) {
     storage_.append(layer, k, v, begun.batch().slots);
   }
+  /// As storage::set_key_offset.
+  void set_key_offset(std::uint32_t layer, std::span<const float> offset) { storage_.set_key_offset(layer, offset); }
   /// The KV of one layer, as attention reads it. Raises invalid_argument where there is no such layer. O(1).
   [[nodiscard]] kv_view view(std::uint32_t layer) const { return storage_.view(layer); }
   /// Tokens that a block holds.
@@ -234,6 +236,11 @@ class cache : public detail::cache_calls<typename Policies::eviction> {
   void append(const step& begun, std::uint32_t layer, const rows_view<K>& k, const rows_view<V>& v) {
     const place p = checked(layer);
     at(p.group, [&](auto& bytes) { bytes.append(p.layer, k, v, begun.batch(p.group).slots); });
+  }
+  /// As storage::set_key_offset; `offset` has the heads and channels of the layer's group.
+  void set_key_offset(std::uint32_t layer, std::span<const float> offset) {
+    const place p = checked(layer);
+    at(p.group, [&](auto& bytes) { bytes.set_key_offset(p.layer, offset); });
   }
   /// The KV of one layer, as attention reads it. Raises invalid_argument where there is no such layer. O(groups).
   [[nodiscard]] kv_view view(std::uint32_t layer) const {

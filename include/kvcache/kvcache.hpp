@@ -21,6 +21,7 @@
 #include <kvcache/events.hpp>
 #include <kvcache/eviction/lru.hpp>
 #include <kvcache/geometry.hpp>
+#include <kvcache/key_offset.hpp>
 #include <kvcache/layout/hnd.hpp>
 #include <kvcache/layout/nhd.hpp>
 #include <kvcache/memory/aligned_allocator.hpp>

@@ -678,7 +678,7 @@ inline void dequantise_head(dtype_id dtype, const std::byte* codes, const std::b
   }
 }
 
-/// The head of a token as floats, whatever it is stored in; a rotated one stays rotated. O(dim).
+/// The head of a token as floats, whatever it is stored in; a rotated one stays rotated, a shifted one shifted. O(dim).
 inline void read_head(const stored_head& from, std::uint32_t dim, float* x) noexcept {
   const dtype_id stored = without_rotation(from.dtype);
   if (quantization_of(stored).bits != 0)

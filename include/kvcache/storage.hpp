@@ -16,6 +16,7 @@
 #include <kvcache/types.hpp>
 #include <kvcache/views.hpp>
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -153,6 +154,7 @@ class storage {
         block_size_(other.block_size_),
         tail_blocks_(other.tail_blocks_),
         wide_layers_(std::move(other.wide_layers_)),
+        key_offsets_(std::move(other.key_offsets_)),
         pool_block_(other.pool_block_),
         memory_(std::exchange(other.memory_, nullptr)),
         tails_(other.tails_) {}
@@ -165,6 +167,7 @@ class storage {
       block_size_ = other.block_size_;
       tail_blocks_ = other.tail_blocks_;
       wide_layers_ = std::move(other.wide_layers_);
+      key_offsets_ = std::move(other.key_offsets_);
       pool_block_ = other.pool_block_;
       memory_ = std::exchange(other.memory_, nullptr);
       tails_ = other.tails_;
@@ -234,7 +237,41 @@ class storage {
     out.k_dtype = stored.k;
     out.v_dtype = stored.v;
     out.tail_dtype = dtype_traits<tail_dtype>::id;
+    if (!key_offsets_.empty() && !key_offsets_[layer].empty()) out.key_offset = key_offsets_[layer].data();
     return out;
+  }
+
+  /// From here on `append` subtracts `offset`, [kv_heads, head_dim], from every key of `layer`, also where it is wide,
+  /// and attention gives what it would give of the keys as they were, lse, soft cap and sinks included: a constant in
+  /// all keys adds one number to all logits of a query, which softmax does not see. What is subtracted needs no bits,
+  /// so keys with large steady channels are stored closer; their mean is a good offset, see key_mean (SageAttention:
+  /// Zhang et al., "Accurate 8-Bit Attention for Plug-and-play Inference Acceleration", 2024, arXiv 2410.02367).
+  ///
+  /// Once for a layer, before its first append and before views of it are taken: views have what was set when they were
+  /// taken, and keys that lie in the pool already would be read as if they had been shifted. Raises invalid_argument,
+  /// naming value and limit, where there is no such layer, it has an offset, the offset has another size or holds what
+  /// is not finite. Copies the offset. O(kv_heads * head_dim). Not beside other calls.
+  void set_key_offset(std::uint32_t layer, std::span<const float> offset) {
+    const auto refuse = [&](const std::string& text) {
+      detail::raise<invalid_argument>("storage: key offset of layer " + std::to_string(layer) + ": " + text);
+    };
+    if (layer >= geometry_.layers)
+      refuse("the geometry has " + std::to_string(geometry_.layers) + " layers, counted from 0");
+    const std::uint64_t size = std::uint64_t{geometry_.kv_heads} * geometry_.head_dim;
+    if (offset.size() != size)
+      refuse(std::to_string(offset.size()) + " floats given, " + std::to_string(size) +
+             " needed; give one for each kv head and channel");
+    if (geometry_.head_dim > max_quantised_dim)
+      refuse("head_dim is " + std::to_string(geometry_.head_dim) + ", at most " + std::to_string(max_quantised_dim) +
+             " possible; store such keys as they are");
+    for (std::size_t i = 0; i < offset.size(); ++i)
+      if ((std::bit_cast<std::uint32_t>(offset[i]) & 0x7f80'0000u) == 0x7f80'0000u)
+        refuse("float " + std::to_string(i) + ", of head " + std::to_string(i / geometry_.head_dim) + ", is " +
+               ((std::bit_cast<std::uint32_t>(offset[i]) & 0x7f'ffffu) != 0 ? "no number" : "infinite") +
+               ", it has to be finite; calibrate with keys that are");
+    if (key_offsets_.empty()) key_offsets_.resize(geometry_.layers);
+    if (!key_offsets_[layer].empty()) refuse("it is set already, and keys are stored by it; set it once");
+    key_offsets_[layer].assign(offset.begin(), offset.end());
   }
 
   /// kvcache::append into `layer`; refuses the null block's slots as well, and a layer that does not exist.
@@ -376,6 +413,7 @@ class storage {
   std::uint32_t block_size_ = 0;
   std::uint32_t tail_blocks_ = 0;
   std::vector<std::uint32_t> wide_layers_;
+  std::vector<std::vector<float>> key_offsets_;  // of each layer, or empty; nothing where no layer has one
   std::uint64_t pool_block_ = 0;  // bytes of a block that groups share; 0: the memory is this storage's own
   std::byte* memory_ = nullptr;
   std::byte* tails_ = nullptr;

@@ -190,6 +190,9 @@ struct kv_view {
   dtype_id v_dtype = dtype_id::bfloat16;
   /// What the tail pool holds instead of a format with scales; element types lie there as they do elsewhere.
   dtype_id tail_dtype = dtype_id::bfloat16;
+  /// What was subtracted from every key before it was stored, [kv_heads, head_dim] floats; null: nothing. See
+  /// storage::set_key_offset.
+  const float* key_offset = nullptr;
 
   [[nodiscard]] constexpr std::uint32_t v_dim() const noexcept { return head_dim_v != 0 ? head_dim_v : head_dim; }
   [[nodiscard]] KVCACHE_HOST_DEVICE constexpr dtype_id k_tail_dtype() const noexcept { return in_tail(k_dtype); }

@@ -23,8 +23,8 @@ using channels_beside_rotated = kv_dtype<int4_per_channel, rotated<int4_grouped<
 template <class Dtype, class Tail = bf16>
 using scene_of = scene<typename Dtype::k, typename Dtype::v, Tail>;
 
-/// A scene of f32 with the numbers that another one has stored, turned back where they are rotated: by the definition
-/// of a Hadamard matrix, in double.
+/// A scene of f32 with the numbers that another one has stored, turned back where they are rotated, by the definition
+/// of a Hadamard matrix, in double, and with what was subtracted from keys added again.
 inline scene<f32> plain_twin(const any_scene& s) {
   shape form = s.form();
   form.tails = false;
@@ -42,12 +42,13 @@ inline scene<f32> plain_twin(const any_scene& s) {
       x.resize(dim);
       read_head(from, dim, x.data());
     }
-    if (!is_rotated(from.dtype)) return x[d];
+    const float offset = keys && !s.key_offset.empty() ? s.key_offset[std::size_t{h} * dim + d] : 0.0f;
+    if (!is_rotated(from.dtype)) return x[d] + offset;
     const std::uint32_t run = dim & (~dim + 1);
     double sum = 0;
     for (std::uint32_t i = d / run * run; i < d / run * run + run; ++i)
       sum += std::popcount((i % run) & (d % run)) % 2 == 0 ? static_cast<double>(x[i]) : -static_cast<double>(x[i]);
-    return static_cast<float>(sum / std::sqrt(static_cast<double>(run)));
+    return static_cast<float>(sum / std::sqrt(static_cast<double>(run)) + static_cast<double>(offset));
   });
   return twin;
 }

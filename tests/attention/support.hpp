@@ -248,6 +248,7 @@ class any_scene {
     r.k_dtype = format_.k;
     r.v_dtype = format_.v;
     r.tail_dtype = format_.tail;
+    if (!key_offset.empty()) r.key_offset = key_offset.data();
     return r;
   }
   [[nodiscard]] rows_view<const float> queries() const {
@@ -311,6 +312,7 @@ class any_scene {
   [[nodiscard]] const std::vector<std::uint32_t>& offsets() const { return offsets_; }
 
   std::vector<float> q;
+  std::vector<float> key_offset;  ///< [kv_heads, head_dim], or nothing: what was subtracted from the keys written
 
  private:
   struct place {

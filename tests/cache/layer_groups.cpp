@@ -250,6 +250,28 @@ TEST_CASE("cache<Policies, full, window>: blocks of equal bytes, and what a grou
   CHECK(c.view(2).block_size == 8);
 }
 
+TEST_CASE("cache<Policies, full, window>: a key offset goes to its layer, with the heads of the layer's group") {
+  using cache = kvcache::cache<mine, full, window>;
+  cache c({.blocks = 4,
+           .groups = {{{.shape = {.layers = 1, .kv_heads = 2, .head_dim = 64}},
+                       {.shape = {.layers = 2, .kv_heads = 1, .head_dim = 64}, .window = 8}}},
+           .layers = {1, 0, 1}});
+  std::vector<float> offset(2 * 64, 1.0f);
+  CHECK_THROWS_WITH(c.set_key_offset(2, offset), Catch::Contains("128 floats given, 64 needed"));
+  CHECK_THROWS_WITH(c.set_key_offset(3, offset), Catch::Contains("layer 3"));
+  c.set_key_offset(1, offset);
+  offset.assign(64, 2.0f);
+  c.set_key_offset(2, offset);
+  CHECK(c.view(0).key_offset == nullptr);
+  CHECK(c.view(1).key_offset[127] == 1.0f);
+  CHECK(c.view(2).key_offset[63] == 2.0f);
+
+  kvcache::cache<full> single({.layers = 2, .kv_heads = 1, .head_dim = 64}, {.blocks = 4});
+  single.set_key_offset(1, offset);
+  CHECK(single.view(0).key_offset == nullptr);
+  CHECK(single.view(1).key_offset[63] == 2.0f);
+}
+
 TEST_CASE("cache<Policies, full, window> refuses layers that belong nowhere") {
   using cache = kvcache::cache<mine, full, window>;
   const auto options = [](std::vector<std::uint32_t> layers) {

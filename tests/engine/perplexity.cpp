@@ -5,6 +5,7 @@
 #include "catch.hpp"
 #include "support.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -208,6 +209,37 @@ TEST_CASE("Buckets of positions double, and their sums are the whole's") {
   CHECK(sums.divergence == Approx(all[1].all.divergence));
 }
 
+TEST_CASE("Keys less their mean change nothing in f32, and the end of the text that gave it is not measured") {
+  small_model small;
+  const auto text = some_text(small, 400);
+  const auto all = measured(small, text,
+                            {.dtypes = {"f32+offset", "fp8_e4m3", "fp8_e4m3:fp8_e4m3+offset", "bf16+offset"},
+                             .context = 150,
+                             .chunk = 32,
+                             .calibration = 100});
+  REQUIRE(all.size() == 5);
+  CHECK((all[0].dtype == "f32" && all[1].dtype == "f32+offset" && all[2].dtype == "fp8_e4m3" &&
+         all[3].dtype == "fp8_e4m3+offset" && all[4].dtype == "bf16+offset"));
+  for (const kv_quality& q : all) CHECK(q.all.tokens == 299);
+  CHECK(std::abs(all[1].all.mean_divergence()) < 1e-9);
+  CHECK(all[1].all.negative_log == Approx(all[0].all.negative_log).epsilon(1e-5));
+  CHECK(all[3].bytes_per_token == all[2].bytes_per_token);
+  CHECK(all[3].all.divergence != all[2].all.divergence);
+  CHECK((all[4].all.mean_divergence() > 0 && all[4].all.mean_divergence() < 1e-3));
+  // Other tokens at the end, another mean; those before it are measured, all the same.
+  auto other = text;
+  std::reverse(other.end() - 100, other.end());
+  other[320] = other[10];
+  const perplexity_options options{.dtypes = {"fp8_e4m3+offset"}, .context = 150, .chunk = 32, .calibration = 100};
+  const auto again = measured(small, other, options);
+  CHECK(again[0].all.negative_log == all[0].all.negative_log);
+  CHECK(again[1].all.divergence != all[3].all.divergence);
+  // Windows of calibration are no longer than those of measuring, whatever it takes.
+  perplexity_options longer = options;
+  longer.calibration = 245;
+  CHECK(measured(small, text, longer)[1].all.tokens == 154);
+}
+
 TEST_CASE("Progress grows to 1") {
   small_model small;
   const auto text = some_text(small, 100);
@@ -236,6 +268,11 @@ TEST_CASE("What cannot be measured is refused in a sentence") {
   refused({.dtypes = {"f32", "f32"}, .context = 50}, "KV dtype f32 is given twice");
   refused({.dtypes = {"f16", "f15"}, .context = 50}, "KV dtype 'f15' is not compiled in");
   refused({.dtypes = {"f16"}, .block_size = 12, .context = 50}, "block size is 12, choose one of 8, 16, 64");
+  refused({.dtypes = {"f16+offset", "f16:f16+offset"}, .context = 50, .calibration = 10}, "f16+offset is given twice");
+  refused({.dtypes = {"f15+offset"}, .context = 50, .calibration = 10}, "KV dtype 'f15' is not compiled in");
+  refused({.dtypes = {"f16", "f16+offset"}, .context = 50, .calibration = 50},
+          "the text has 100 tokens, a window of 50 and the token after it need 51 beside the 50 to calibrate with");
+  refused({.dtypes = {"f16+offset"}, .context = 50, .calibration = 0}, "0 tokens to calibrate with, the least is 1");
 }
 
 TEST_CASE("The standard error is that of the mean change") {

@@ -54,6 +54,20 @@ TEST_CASE("--perplexity prints a table and writes one record a dtype, f32 first"
   CHECK_THAT(piped.err, contains_text("250 tokens in windows of 100") && !contains_text("measuring: "));
 }
 
+TEST_CASE("A dtype with +offset is measured beside the one without, and the table says how it was calibrated") {
+  const folder f;
+  const outcome o = run(f, {"-m", f.at("model.gguf"), "--perplexity", f.write("text", some_text()), "--kv-dtype",
+                            "fp8_e4m3,fp8_e4m3+offset", "--context", "100", "--limit", "100", "--calibrate", "77",
+                            "--json", f.at("report.json")});
+  INFO(o.err);
+  REQUIRE(o.status == 0);
+  CHECK_THAT(o.out, contains_text("\nfp8_e4m3 ") && contains_text("\nfp8_e4m3+offset ") &&
+                        contains_text("the text's last 77 tokens"));
+  const auto json = nlohmann::json::parse(read_file(f.at("report.json")));
+  CHECK(json["calibration_tokens"] == 77);
+  CHECK(json["dtypes"][2]["kv_dtype"] == "fp8_e4m3+offset");
+}
+
 TEST_CASE("What --perplexity cannot use ends the engine with 2 and a sentence") {
   const folder f;
   const std::string text = f.write("text", some_text());
@@ -75,6 +89,8 @@ TEST_CASE("What --perplexity cannot use ends the engine with 2 and a sentence") 
   refuses(f, with(text, {"--kv-dtype", "bf16,f16,bf16"}), "KV dtype bf16 is given twice");
   refuses(f, with(text, {"--kv-dtype", "f16,f16:f16"}), "KV dtype f16 is given twice");
   refuses(f, with(text, {"--limit", "-1"}), "--limit: -1 is below 0");
+  refuses(f, with(text, {"--calibrate", "-1"}), "--calibrate: -1 is below 0");
+  refuses(f, with(text, {"--kv-dtype", "f16+offset", "--context", "100"}), "beside the 2048 to calibrate with");
   refuses(f, with(text, {"--context", "-1"}), "--context: -1 is below 0");
   refuses(f, with(text, {"--prompt", "hello"}), "Exactly 1 option from");
   refuses(f, with(text, {"--metrics", f.at("page")}), "--metrics excludes --perplexity");
@@ -101,8 +117,15 @@ TEST_CASE("The report is drawn over bytes per token") {
   const std::string picture = read_file(f.at("picture.svg"));
   CHECK(picture.size() < 60'000);
   CHECK_THAT(picture, contains_text("<svg") && contains_text("bf16") && contains_text("bytes per token"));
+  // Several reports in one picture; a dtype that is in two of them stands there once.
+  const outcome more = run(f, {"-m", f.at("model.gguf"), "--perplexity", f.at("text"), "--kv-dtype", "f16,fp8_e5m2",
+                               "--context", "100", "--limit", "100", "--json", f.at("more.json")});
+  REQUIRE(more.status == 0);
+  CHECK(draw({f.at("report.json"), f.at("more.json"), f.at("both.svg")}) == 0);
+  CHECK_THAT(read_file(f.at("both.svg")),
+             contains_text("bf16") && contains_text("3  f16") && contains_text("fp8_e5m2") && !contains_text("4  "));
   CHECK(draw({f.at("nothing.json"), f.at("other.svg")}) == 1);
   CHECK_THAT(read_file(f.at("stderr")), contains_text("nothing.json"));
   CHECK(draw({}) == 1);
-  CHECK_THAT(read_file(f.at("stderr")), contains_text("usage: plot_quality.sh REPORT.json PICTURE.svg"));
+  CHECK_THAT(read_file(f.at("stderr")), contains_text("usage: plot_quality.sh REPORT.json... PICTURE.svg"));
 }

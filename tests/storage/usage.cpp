@@ -23,6 +23,24 @@ kvcache::storage<quantised> make_pool(const kvcache::geometry& model, std::uint3
 }
 // [formats]
 
+// [key_offset]
+/// Each layer's keys less the mean of those that it had over some text. Before anything is appended.
+void take_means(kvcache::storage<quantised>& pool, const std::vector<kvcache::key_mean>& means) {
+  for (std::uint32_t layer = 0; layer < means.size(); ++layer) pool.set_key_offset(layer, means[layer].mean());
+}
+// [key_offset]
+
+TEST_CASE("the means of the page are taken from the keys of their layers") {
+  const kvcache::geometry model{.layers = 2, .kv_heads = 2, .head_dim = 64};
+  auto pool = make_pool(model, 3);
+  std::vector<kvcache::key_mean> means(2, {2, 64});
+  const std::vector<float> keys(2 * 64, 3.0f);
+  means[1].add(kvcache::rows_view<const float>(keys.data(), 1, 2, 64));
+  take_means(pool, means);
+  CHECK(pool.view(0).key_offset[0] == 0.0f);
+  CHECK(pool.view(1).key_offset[127] == 3.0f);
+}
+
 TEST_CASE("the pool of the page stores what it says") {
   const kvcache::geometry model{.layers = 4, .kv_heads = 2, .head_dim = 64};
   auto pool = make_pool(model, 3);

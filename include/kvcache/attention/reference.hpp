@@ -14,6 +14,7 @@
 #include <bit>
 #include <cmath>
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -99,6 +100,9 @@ KVCACHE_NOINLINE inline void reference_rows(
         for (std::uint32_t t = range.begin; t < range.end; ++t) {
           if (features.mask && !values.mask.sees(row, t)) continue;
           read_double(kv.k_head(table[t / batch.block_size], t % batch.block_size, kv_head), narrow, key);
+          if (kv.key_offset != nullptr)
+            for (std::uint32_t d = 0; d < q.head_dim; ++d)
+              key[d] += static_cast<double>(kv.key_offset[std::size_t{kv_head} * q.head_dim + d]);
           double dot = 0;
           for (std::uint32_t d = 0; d < q.head_dim; ++d) dot += query[d] * key[d];
           double logit = dot * scale;

@@ -125,6 +125,7 @@ struct decoder {
   float* natural;   // one row
   float* keys;      // [chunk, dim] each, where K and V are not read where they lie
   float* values;
+  float* shift;  // [heads], joins logits before the soft cap
 
   template <class F>
   void each_run(const F& f) const noexcept {
@@ -159,12 +160,17 @@ struct decoder {
       top[i] = masked_logit;
       total[i] = 0;
     }
+    for (std::uint32_t head = 0; shifts() && head < call.q.heads; ++head)
+      shift[head] = cpu::key_shift(call, row, head) * call.scale;
     if (!call.features.alibi) return;
     each_run([&](std::uint32_t head, std::uint32_t rows) {
       for (std::uint32_t i = 0; i < cpu::padding; ++i)
         slope[head * cpu::padding + i] = call.values.alibi_slopes[head + i % rows] * log2_e;
     });
   }
+
+  /// Whether logits want what the keys' offset took from them.
+  [[nodiscard]] bool shifts() const noexcept { return call.features.soft_cap && call.kv.key_offset != nullptr; }
 
   /// A query of bf16 as pairs, [vector of pairs, row, place], padded with zeros.
   void copy_pairs(std::uint32_t head, float* run, std::size_t r, std::size_t rows) const noexcept {
@@ -198,6 +204,8 @@ struct decoder {
     float* const out = output + head * dim_v;
     k_products.logits[power](queries + head * std::size_t{call.kv.head_dim}, call.kv.head_dim, k, tokens, factor,
                              logits);
+    if (shifts())
+      for (std::size_t i = 0; i < tokens * Rows; ++i) logits[i] += shift[head + i % Rows];
     decode_rows rows{call,
                      logits,
                      distance + power * cpu::decode_chunk * 8,
@@ -331,7 +339,8 @@ inline bool can_decode(const attention_call& call, const query_tile& tile) noexc
           scratch + at.distance(),
           scratch + at.row(),
           scratch + at.keys(),
-          scratch + at.values()};
+          scratch + at.values(),
+          scratch + at.shift()};
 }
 
 inline void run_decode(const attention_call& call, const work_unit& unit, float* scratch,

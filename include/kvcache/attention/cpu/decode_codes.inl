@@ -44,7 +44,7 @@ struct code_decoder {
             reinterpret_cast<std::int32_t*>(sums + most_scales)};
   }
   [[nodiscard]] float* units() const noexcept { return scratch + at.units(); }
-  /// Added to every logit: 0, or no number.
+  /// Added to every q . k: 0, what the keys' offset took from it, or no number.
   [[nodiscard]] float* excess() const noexcept { return scratch + at.excess(); }
   [[nodiscard]] float* output(std::size_t head) const noexcept { return scratch + at.output() + head * at.dim_v; }
 
@@ -67,7 +67,9 @@ struct code_decoder {
       to_code_order(k_form, common.natural, query(head));
       // Whole numbers do not know what is infinite or no number; the rows shall.
       const bool lost = not_finite(common.natural, k_form.dim);
-      excess()[head] = lost ? std::bit_cast<float>(0x7fc0'0000u) : 0.0f;
+      excess()[head] = lost              ? std::bit_cast<float>(0x7fc0'0000u)
+                       : common.shifts() ? cpu::key_shift(call, row, head)
+                                         : 0.0f;
       if (k_form.q.per_channel) continue;
       const std::size_t bytes_of_scale =
           k_form.q.group != 0 ? std::size_t{k_form.q.group} * k_form.q.bits / 8 : k_form.bytes();
@@ -280,7 +282,7 @@ struct code_decoder {
         vec sum = set1(0.0f);
         for (std::size_t d = 0; d < k_form.size(); d += lanes)
           sum = fma(load(query(head + r) + d), load(common.keys + d), sum);
-        common.logits[r * code_logits_step + t] = sum_of(sum) * factor;
+        common.logits[r * code_logits_step + t] = (sum_of(sum) + excess()[head + r]) * factor;
       }
     }
   }

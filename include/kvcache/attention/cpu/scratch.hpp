@@ -30,8 +30,8 @@ struct tile_scratch {
   [[nodiscard]] constexpr std::size_t allowed() const noexcept { return logits() + kv_chunk * rows; }  // [chunk, rows]
   [[nodiscard]] constexpr std::size_t keys() const noexcept { return allowed() + kv_chunk * rows; }    // [chunk, dim]
   [[nodiscard]] constexpr std::size_t values() const noexcept { return keys() + kv_chunk * dim; }      // [chunk, dim_v]
-  [[nodiscard]] constexpr std::size_t per_row() const noexcept { return values() + kv_chunk * dim_v; }  // [7, rows]
-  [[nodiscard]] constexpr std::size_t size() const noexcept { return per_row() + 7 * rows; }
+  [[nodiscard]] constexpr std::size_t per_row() const noexcept { return values() + kv_chunk * dim_v; }  // [8, rows]
+  [[nodiscard]] constexpr std::size_t size() const noexcept { return per_row() + 8 * rows; }
 };
 
 /// Tokens that decoding takes from each kv head at a time.
@@ -62,7 +62,8 @@ struct decode_scratch {
     return row() + (dim > dim_v ? dim : dim_v);
   }                                                                                                    // [chunk, dim]
   [[nodiscard]] constexpr std::size_t values() const noexcept { return keys() + decode_chunk * dim; }  // [chunk, dim_v]
-  [[nodiscard]] constexpr std::size_t size() const noexcept { return values() + decode_chunk * dim_v; }
+  [[nodiscard]] constexpr std::size_t shift() const noexcept { return values() + decode_chunk * dim_v; }  // [heads]
+  [[nodiscard]] constexpr std::size_t size() const noexcept { return shift() + padded(heads); }
 };
 
 /// What decoding over codes needs beside that, in floats. Dims are padded to whole pieces of codes.

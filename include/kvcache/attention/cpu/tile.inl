@@ -30,6 +30,7 @@ struct tile_rows {
   float* end_token;
   float* slope;
   float* distance;  // from the chunk's first token to the row's position
+  float* shift;     // joins logits before the soft cap
 
   [[nodiscard]] visible_range visible_to(std::uint32_t row) const noexcept {
     const visible_range r = visible(call.features, call.values.window, sequence.position(row), sequence.kv_length);
@@ -51,6 +52,11 @@ struct tile_rows {
       top[r] = masked_logit;
       total[r] = 0;
       slope[r] = call.features.alibi && r < count ? call.values.alibi_slopes[kv_head * group + r % group] * log2_e : 0;
+      shift[r] = call.features.soft_cap && r < count
+                     ? cpu::key_shift(call, tile.query_begin + static_cast<std::uint32_t>(r / group),
+                                      kv_head * group + static_cast<std::uint32_t>(r % group)) *
+                           call.scale
+                     : 0;
     }
   }
 
@@ -130,7 +136,7 @@ struct tile_rows {
     for (std::size_t t = begin; t < end; ++t) {
       vec x = load(logits + t * rows + r);
       const vec at = set1(static_cast<float>(t));
-      if (f.soft_cap) x = mul(cap, tanh(mul(x, per_cap)));
+      if (f.soft_cap) x = mul(cap, tanh(mul(add(x, load(shift + r)), per_cap)));
       if (f.alibi) x = sub(x, mul(load(slope + r), magnitude(sub(load(distance + r), at))));
       if (!all_visible) {
         mask seen = both(less(load(first_token + r), at), less(at, load(end_token + r)));
@@ -251,7 +257,8 @@ struct tile_rows {
           per_row + 3 * at.rows,
           per_row + 4 * at.rows,
           per_row + 5 * at.rows,
-          per_row + 6 * at.rows};
+          per_row + 6 * at.rows,
+          per_row + 7 * at.rows};
 }
 
 /// Where the chunk that holds token `from` ends, or the tokens do.

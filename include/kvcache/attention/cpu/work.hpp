@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvcache/attention/attention.hpp>
+#include <kvcache/convert.hpp>
 #include <kvcache/quantise.hpp>
 
 #include <atomic>
@@ -11,11 +12,31 @@
 
 namespace kvcache::detail::cpu {
 
+/// q . offset: what every q . k of a row lacks since the offset was subtracted from the keys.
+[[nodiscard]] inline float key_shift(const attention_call& call, std::uint32_t row, std::uint32_t head) noexcept {
+  if (call.kv.key_offset == nullptr) return 0;
+  const std::uint32_t dim = call.q.head_dim;
+  const std::int64_t bytes = bits(call.q_dtype) / 8;
+  const std::byte* const q = call.q.data + (row * call.q.row_stride + head * call.q.head_stride) * bytes;
+  const float* const offset = call.kv.key_offset + std::size_t{head / (call.q.heads / call.kv.kv_heads)} * dim;
+  double sum = 0;
+  constexpr std::uint32_t slice = 64;  // converted as a whole, so that a compiler may use vectors
+  float x[slice];
+  for (std::uint32_t d = 0; d < dim; d += slice) {
+    const std::uint32_t count = dim - d < slice ? dim - d : slice;
+    convert(q + d * bytes, call.q_dtype, count, x);
+    for (std::uint32_t i = 0; i < count; ++i) sum += static_cast<double>(x[i]) * static_cast<double>(offset[d + i]);
+  }
+  return static_cast<float>(sum);
+}
+
 /// Ends a row: its sink joins, and output and lse are written in the caller's types. `output` is changed.
 inline void finish_row(const attention_call& call, std::uint32_t row, std::uint32_t head, float* output,
                        float lse) noexcept {
   const std::uint32_t dim = call.out.head_dim;
   if (is_rotated(call.kv.v_dtype)) rotate(output, dim);
+  // Under a soft cap every logit has it already; without one, softmax does not see what is the same for all tokens.
+  if (!call.features.soft_cap && !is_empty(lse)) lse += key_shift(call, row, head) * call.scale * log2_e;
   if (call.features.sinks) apply_sink(call.values.sinks[head], dim, output, &lse);
   const std::int64_t first = row * call.out.row_stride + head * call.out.head_stride;
   if (call.out_dtype == dtype_id::float32) {
