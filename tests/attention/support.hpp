@@ -39,8 +39,8 @@ inline bool is_minus_infinity(double x) { return std::bit_cast<std::uint64_t>(x)
 
 inline std::vector<cpu_isa> isas() {
   std::vector<cpu_isa> all;
-  for (const cpu_isa isa : {cpu_isa::scalar, cpu_isa::avx2, cpu_isa::avx512, cpu_isa::avx512_dot})
-    if (isa <= best_isa()) all.push_back(isa);
+  for (const cpu_isa isa : {cpu_isa::scalar, cpu_isa::neon, cpu_isa::avx2, cpu_isa::avx512, cpu_isa::avx512_dot})
+    if (has_isa(isa)) all.push_back(isa);
   return all;
 }
 

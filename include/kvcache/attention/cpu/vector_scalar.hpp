@@ -16,6 +16,8 @@ namespace kvcache::detail::isa_scalar {
 inline constexpr std::size_t lanes = 4;
 /// Rows of a product that are kept in registers together.
 inline constexpr std::size_t row_block = 4;
+/// Vectors of each of these rows, at most: 2 or 3.
+inline constexpr std::size_t column_block = 3;
 
 struct vec {
   float lane[lanes];
