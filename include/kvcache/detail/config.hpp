@@ -79,6 +79,14 @@
 #define KVCACHE_UNROLL
 #endif
 
+/// Whether std::fma is an instruction. Then a compiler may also join a product and a sum, here and not there; what must
+/// come out the same in several places asks for it.
+#if defined(__FP_FAST_FMAF)
+#define KVCACHE_FAST_FMA 1
+#else
+#define KVCACHE_FAST_FMA 0
+#endif
+
 // On aarch64 yield does nothing on nearly all processors; isb waits about as long as x86's pause does.
 #if KVCACHE_X86
 #define KVCACHE_PAUSE() __builtin_ia32_pause()

@@ -56,7 +56,11 @@ KVCACHE_ALWAYS_INLINE vec div(const vec& a, const vec& b) noexcept {
 }
 /// a * b + c
 KVCACHE_ALWAYS_INLINE vec fma(const vec& a, const vec& b, const vec& c) noexcept {
+#if KVCACHE_FAST_FMA
+  return lanewise([&](std::size_t i) { return std::fma(a.lane[i], b.lane[i], c.lane[i]); });
+#else
   return lanewise([&](std::size_t i) { return a.lane[i] * b.lane[i] + c.lane[i]; });
+#endif
 }
 /// The larger one; b where either is no number.
 KVCACHE_ALWAYS_INLINE vec larger(const vec& a, const vec& b) noexcept {
