@@ -26,7 +26,8 @@ namespace kvcache_test {
 using namespace kvcache;
 
 // Sweeps are thinned out where code runs ten times slower.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(__OPTIMIZE__)
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || defined(KVCACHE_TEST_EMULATED) || \
+    !defined(__OPTIMIZE__)
 inline constexpr bool thorough = false;
 #else
 inline constexpr bool thorough = true;
