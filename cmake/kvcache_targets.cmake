@@ -28,17 +28,19 @@ endfunction()
 
 # The tests that ThreadSanitizer is for: those with the label threads.
 add_custom_target(kvcache_threaded_tests)
+# The tests that are run on every kind of processor: those with the label processor.
+add_custom_target(kvcache_processor_tests)
 
 # kvcache_add_test(NAME SOURCES file... [LABELS label...] [LIBRARIES library...] [DEFINITIONS definition...]
 #                  [OPTIONS flag...] [TIMEOUT seconds])
 # One executable, registered in ctest test case by test case. LABELS are labels for `ctest -L`; the label threads
-# also asks for a ThreadSanitizer run. OPTIONS are compiler flags, say -ffast-math or -fno-exceptions.
+# also asks for a ThreadSanitizer run, and processor for one on other processors. OPTIONS are compiler flags, say -ffast-math or -fno-exceptions.
 function(kvcache_add_test name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT" "SOURCES;LABELS;LIBRARIES;DEFINITIONS;OPTIONS")
   if(arg_UNPARSED_ARGUMENTS OR NOT arg_SOURCES)
     message(FATAL_ERROR "kvcache_add_test(${name}): give SOURCES; not understood: '${arg_UNPARSED_ARGUMENTS}'")
   endif()
-  set(known core prefix eviction scheduler cuda dtype tier group package model gpu threads)
+  set(known core prefix eviction scheduler cuda dtype tier group package model gpu threads processor)
   foreach(label IN LISTS arg_LABELS)
     if(NOT label IN_LIST known)
       message(FATAL_ERROR "kvcache_add_test(${name}): unknown label '${label}'; known are: ${known}")
@@ -57,13 +59,16 @@ function(kvcache_add_test name)
   if(threads IN_LIST arg_LABELS)
     add_dependencies(kvcache_threaded_tests ${name})
   endif()
+  if(processor IN_LIST arg_LABELS)
+    add_dependencies(kvcache_processor_tests ${name})
+  endif()
 
   set(list_file ${CMAKE_CURRENT_BINARY_DIR}/${name}_tests.cmake)
   add_custom_command(
     TARGET ${name} POST_BUILD
     COMMAND ${CMAKE_COMMAND} -D "executable=$<TARGET_FILE:${name}>" -D "list_file=${list_file}"
             -D "labels=${arg_LABELS}" -D "timeout=${arg_TIMEOUT}"
-            -D "working_dir=${CMAKE_CURRENT_SOURCE_DIR}"
+            -D "working_dir=${CMAKE_CURRENT_SOURCE_DIR}" -D "emulator=${CMAKE_CROSSCOMPILING_EMULATOR}"
             -P ${PROJECT_SOURCE_DIR}/cmake/kvcache_discover_tests.cmake
     BYPRODUCTS ${list_file}
     VERBATIM)

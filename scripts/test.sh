@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Everything that tests: layout, AddressSanitizer, ThreadSanitizer, some seconds of fuzzing, release build, every
-# benchmark once, all tests. Installs what is missing and fetches the model first; where it cannot be had, its tests are
-# skipped.
+# Everything that tests: layout, AddressSanitizer, ThreadSanitizer, some seconds of fuzzing, aarch64 in an emulator,
+# release build, every benchmark once, all tests. Installs what is missing and fetches the model first; where it cannot
+# be had, its tests are skipped.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-need_packages "${build_packages[@]}" "${test_packages[@]}" "${fuzz_packages[@]}"
+need_packages "${build_packages[@]}" "${test_packages[@]}" "${fuzz_packages[@]}" "${aarch64_packages[@]}"
 
 heading "Model"
 if model=$(scripts/get_model.sh); then
@@ -40,6 +40,12 @@ heading "Fuzzing: build, and a short run"
 cmake --preset fuzz
 cmake --build --preset fuzz
 ctest --preset fuzz
+
+heading "aarch64: build of the tests for every processor"
+cmake --preset aarch64
+cmake --build --preset aarch64
+heading "aarch64: tests"
+ctest --preset aarch64
 
 heading "Release: build"
 cmake --preset release

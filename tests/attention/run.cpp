@@ -88,13 +88,25 @@ TEST_CASE("values of a variant are held against the heads and the batch") {
   CHECK_THROWS_WITH(attend<custom_mask>(s, {.mask = {bits.data(), 2, 5}}), contains_text("2 rows"));
   CHECK_THROWS_WITH(attend<custom_mask>(s, {.mask = {bits.data(), 3, 4}}),
                     contains_text("32 tokens") && contains_text("40"));
-  for (const cpu_isa isa : {cpu_isa::avx512, cpu_isa::avx512_dot})
-    if (best_isa() < isa) CHECK_THROWS_WITH(attend<causal>(s, {}, isa), contains_text(name(isa)));
+  for (const cpu_isa isa : {cpu_isa::neon, cpu_isa::avx2, cpu_isa::avx512, cpu_isa::avx512_dot})
+    if (!has_isa(isa)) CHECK_THROWS_WITH(attend<causal>(s, {}, isa), contains_text(name(isa)));
   const attention<bundle<full, bf16>> other({.threads = 1});
   const attention<mine> a({.threads = 1});
   std::vector<float> out(s.q.size());
   CHECK_THROWS_WITH(other.run(a.plan(s.batch()), s.view(), s.queries(), rows_view<float>(out.data(), 3, 8, 64)),
                     contains_text("another variant"));
+}
+
+TEST_CASE("instruction sets are those of the machine's kind, up to the best") {
+  CHECK(has_isa(cpu_isa::best));
+  CHECK(has_isa(cpu_isa::scalar));
+  CHECK(has_isa(best_isa()));
+#if defined(__aarch64__)
+  CHECK(best_isa() == cpu_isa::neon);
+  CHECK_FALSE(has_isa(cpu_isa::avx2));
+#else
+  CHECK_FALSE(has_isa(cpu_isa::neon));
+#endif
 }
 
 TEST_CASE("an executor is used, and a plan without heads runs on it") {

@@ -26,7 +26,8 @@ namespace kvcache_test {
 using namespace kvcache;
 
 // Sweeps are thinned out where code runs ten times slower.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(__OPTIMIZE__)
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || defined(KVCACHE_TEST_EMULATED) || \
+    !defined(__OPTIMIZE__)
 inline constexpr bool thorough = false;
 #else
 inline constexpr bool thorough = true;
@@ -39,8 +40,8 @@ inline bool is_minus_infinity(double x) { return std::bit_cast<std::uint64_t>(x)
 
 inline std::vector<cpu_isa> isas() {
   std::vector<cpu_isa> all;
-  for (const cpu_isa isa : {cpu_isa::scalar, cpu_isa::avx2, cpu_isa::avx512, cpu_isa::avx512_dot})
-    if (isa <= best_isa()) all.push_back(isa);
+  for (const cpu_isa isa : {cpu_isa::scalar, cpu_isa::neon, cpu_isa::avx2, cpu_isa::avx512, cpu_isa::avx512_dot})
+    if (has_isa(isa)) all.push_back(isa);
   return all;
 }
 

@@ -24,6 +24,7 @@ namespace kvcache {
 enum class cpu_isa : std::uint8_t {
   best,        ///< the best that this machine has
   scalar,      ///< plain C++
+  neon,        ///< aarch64: NEON, which all of them have
   avx2,        ///< AVX2, FMA, F16C
   avx512,      ///< AVX-512 F, BW, DQ, VL
   avx512_dot,  ///< and its dot products, BF16 and VNNI: Cooper Lake, Sapphire Rapids, Zen 4 and later

@@ -66,6 +66,13 @@
   KVCACHE_ISA_BEGIN("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni,avx512vbmi")
 #endif
 
+// What every ARMv8 processor of 64 bits has, so nothing is asked at run time. Our shuffles are those of little endian.
+#if defined(__aarch64__) && defined(__ARM_NEON) && !defined(__AARCH64EB__) && (defined(__GNUC__) || defined(__clang__))
+#define KVCACHE_NEON 1
+#else
+#define KVCACHE_NEON 0
+#endif
+
 #if defined(__clang__)
 #define KVCACHE_UNROLL KVCACHE_PRAGMA(clang loop unroll(full))
 #elif defined(__GNUC__)
@@ -74,8 +81,19 @@
 #define KVCACHE_UNROLL
 #endif
 
+/// Whether std::fma is an instruction. Then a compiler may also join a product and a sum, here and not there; what must
+/// come out the same in several places asks for it.
+#if defined(__FP_FAST_FMAF)
+#define KVCACHE_FAST_FMA 1
+#else
+#define KVCACHE_FAST_FMA 0
+#endif
+
+// On aarch64 yield does nothing on nearly all processors; isb waits about as long as x86's pause does.
 #if KVCACHE_X86
 #define KVCACHE_PAUSE() __builtin_ia32_pause()
+#elif KVCACHE_NEON
+#define KVCACHE_PAUSE() __asm__ volatile("isb")
 #else
 #define KVCACHE_PAUSE() static_cast<void>(0)
 #endif
@@ -85,6 +103,8 @@
 /// Elsewhere such functions are KVCACHE_ALWAYS_INLINE, and such loops are written out.
 #if KVCACHE_X86
 #define KVCACHE_PREFETCH(address) __asm__ volatile("prefetcht1 %0" : : "m"(*reinterpret_cast<const char*>(address)))
+#elif KVCACHE_NEON
+#define KVCACHE_PREFETCH(address) __asm__ volatile("prfm pldl2keep, [%0]" : : "r"(address))
 #elif defined(__GNUC__) || defined(__clang__)
 #define KVCACHE_PREFETCH(address) __builtin_prefetch(address, 0, 2)
 #else

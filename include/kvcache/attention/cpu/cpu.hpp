@@ -8,6 +8,7 @@
 #include <kvcache/attention/cpu/vector_avx2.hpp>
 #include <kvcache/attention/cpu/vector_avx512.hpp>
 #include <kvcache/attention/cpu/vector_dot.hpp>
+#include <kvcache/attention/cpu/vector_neon.hpp>
 #include <kvcache/attention/cpu/vector_scalar.hpp>
 #include <kvcache/attention/cpu/work.hpp>
 #include <kvcache/detail/config.hpp>
@@ -34,6 +35,20 @@ namespace kvcache::detail::isa_scalar {
 
 #include <kvcache/attention/cpu/tile.inl>
 }  // namespace kvcache::detail::isa_scalar
+
+#if KVCACHE_NEON
+namespace kvcache::detail::isa_neon {
+#include <kvcache/attention/cpu/functions.inl>
+
+#include <kvcache/attention/cpu/multiply.inl>
+
+#include <kvcache/attention/cpu/tile.inl>
+
+#include <kvcache/attention/cpu/decode_products.inl>
+
+#include <kvcache/attention/cpu/decode.inl>
+}  // namespace kvcache::detail::isa_neon
+#endif
 
 #if KVCACHE_X86
 KVCACHE_AVX2_BEGIN
@@ -111,6 +126,8 @@ void cpu_kernels<K, V>::run(const detail::attention_call& call, const cpu_backen
   }
   if (isa >= cpu_isa::avx512) return detail::cpu::run_share(call, ith, nth, detail::isa_avx512::run_unit<K, V>);
   if (isa == cpu_isa::avx2) return detail::cpu::run_share(call, ith, nth, detail::isa_avx2::run_unit<K, V>);
+#elif KVCACHE_NEON
+  if (isa == cpu_isa::neon) return detail::cpu::run_share(call, ith, nth, detail::isa_neon::run_unit<K, V>);
 #endif
   static_cast<void>(isa);
   detail::cpu::run_share(call, ith, nth, detail::isa_scalar::run_tile);
@@ -125,7 +142,7 @@ struct attention_kernels<cpu_backend> {
   [[nodiscard]] static executor_ref default_executor() { return default_thread_pool(); }
 
   static void validate(const cpu_backend::options& options) {
-    if (options.isa > best_isa())
+    if (!has_isa(options.isa))
       raise<invalid_argument>(std::string("attention: isa is ") + name(options.isa) + ", this machine has " +
                               name(best_isa()) + " at best; leave it at cpu_isa::best");
   }

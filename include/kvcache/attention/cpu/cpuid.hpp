@@ -14,6 +14,7 @@ namespace kvcache {
   switch (isa) {
     case cpu_isa::best: return "best";
     case cpu_isa::scalar: return "scalar";
+    case cpu_isa::neon: return "neon";
     case cpu_isa::avx2: return "avx2";
     case cpu_isa::avx512: return "avx512";
     case cpu_isa::avx512_dot: return "avx512_dot";
@@ -51,6 +52,8 @@ namespace detail {
   constexpr unsigned bf16 = 1u << 5;
   if ((c & bytes) != bytes || __get_cpuid_count(7, 1, &a, &b, &c, &d) == 0) return cpu_isa::avx512;
   return (a & bf16) != 0 ? cpu_isa::avx512_dot : cpu_isa::avx512;
+#elif KVCACHE_NEON
+  return cpu_isa::neon;
 #else
   return cpu_isa::scalar;
 #endif
@@ -62,6 +65,12 @@ namespace detail {
 [[nodiscard]] inline cpu_isa best_isa() noexcept {
   static const cpu_isa best = detail::detect_isa();
   return best;
+}
+
+/// Whether kernels for `isa` are built and this machine runs them. Thread safe.
+[[nodiscard]] inline bool has_isa(cpu_isa isa) noexcept {
+  if (isa == cpu_isa::best || isa == cpu_isa::scalar || isa == best_isa()) return true;
+  return isa >= cpu_isa::avx2 && isa < best_isa();  // each of x86 has those before it
 }
 
 }  // namespace kvcache

@@ -36,7 +36,8 @@ KVCACHE_NOINLINE inline void multiply(float* c, std::size_t c_row, std::size_t r
                                       const float* a, std::size_t a_row, std::size_t a_step, const float* b,
                                       std::size_t b_row, std::size_t depth, bool add_to) noexcept {
   for (std::size_t column = 0; column < columns;) {
-    const std::size_t vectors = (columns - column) / lanes;
+    const std::size_t left_over = (columns - column) / lanes;
+    const std::size_t vectors = column_block < 3 && left_over > column_block ? column_block : left_over;
     for (std::size_t row = 0; row < rows; row += row_block) {
       float* const to = c + row * c_row + column;
       const float* const left = a + row * a_row;

@@ -16,6 +16,7 @@ namespace kvcache::detail::isa_avx2 {
 
 inline constexpr std::size_t lanes = 8;
 inline constexpr std::size_t row_block = 4;
+inline constexpr std::size_t column_block = 3;
 inline constexpr std::size_t head_block = 4;
 
 using vec = __m256;

@@ -16,6 +16,7 @@ namespace kvcache::detail::isa_avx512 {
 
 inline constexpr std::size_t lanes = 16;
 inline constexpr std::size_t row_block = 8;
+inline constexpr std::size_t column_block = 3;
 /// Query heads whose outputs are kept in registers together.
 inline constexpr std::size_t head_block = 8;
 

@@ -16,6 +16,8 @@ namespace kvcache::detail::isa_scalar {
 inline constexpr std::size_t lanes = 4;
 /// Rows of a product that are kept in registers together.
 inline constexpr std::size_t row_block = 4;
+/// Vectors of each of these rows, at most: 2 or 3.
+inline constexpr std::size_t column_block = 3;
 
 struct vec {
   float lane[lanes];
@@ -54,7 +56,11 @@ KVCACHE_ALWAYS_INLINE vec div(const vec& a, const vec& b) noexcept {
 }
 /// a * b + c
 KVCACHE_ALWAYS_INLINE vec fma(const vec& a, const vec& b, const vec& c) noexcept {
+#if KVCACHE_FAST_FMA
+  return lanewise([&](std::size_t i) { return std::fma(a.lane[i], b.lane[i], c.lane[i]); });
+#else
   return lanewise([&](std::size_t i) { return a.lane[i] * b.lane[i] + c.lane[i]; });
+#endif
 }
 /// The larger one; b where either is no number.
 KVCACHE_ALWAYS_INLINE vec larger(const vec& a, const vec& b) noexcept {
