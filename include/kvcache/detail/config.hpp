@@ -30,10 +30,14 @@
 #if defined(__GNUC__) || defined(__clang__)
 #define KVCACHE_ALWAYS_INLINE inline __attribute__((always_inline))
 #define KVCACHE_NOINLINE __attribute__((noinline))
-#define KVCACHE_INLINED __attribute__((always_inline))  // of lambdas, behind noexcept
 #else
 #define KVCACHE_ALWAYS_INLINE inline
 #define KVCACHE_NOINLINE
+#endif
+// Of lambdas, behind noexcept. clang wants it elsewhere, and inlines what is called in one place without being told.
+#if defined(__GNUC__) && !defined(__clang__)
+#define KVCACHE_INLINED __attribute__((always_inline))
+#else
 #define KVCACHE_INLINED
 #endif
 

@@ -53,7 +53,8 @@ struct code_stream {
 };
 
 /// Asks for the next chunk, evenly while this one is worked on, head by head and token by token as they lie in most
-/// pools: memory likes that better than the order in which they are read.
+/// pools: memory likes that better than the order in which they are read. A processor drops hints that it has no room
+/// for, so what comes next is asked for once more.
 class chunk_lines {
  public:
   chunk_lines() = default;
@@ -61,17 +62,19 @@ class chunk_lines {
               std::size_t bytes) noexcept
       : tokens_(tokens), end_(tokens + count), head_step_(head_step), end_of_heads_(heads * head_step), bytes_(bytes) {}
 
-  void begin_head(const std::byte* const* near, std::int64_t offset) noexcept {
-    near_ = near;
-    near_offset_ = offset;
+  /// A head is begun: `soon` are the `count` tokens that will be read after it, which have been asked for once.
+  void begin_head(const std::byte* const* soon, std::size_t count, std::int64_t offset) noexcept {
+    soon_ = soon;
+    soon_end_ = soon + count;
+    soon_offset_ = offset;
   }
   KVCACHE_ALWAYS_INLINE void ask(std::size_t heads_of_tokens) noexcept {
-    for (; heads_of_tokens != 0 && tokens_ != end_; --heads_of_tokens) {
+    for (; heads_of_tokens != 0 && tokens_ != end_ && soon_ != soon_end_; --heads_of_tokens) {
       const std::byte* const at = *tokens_ + offset_;
-      const std::byte* const near = *near_++ + near_offset_;
+      const std::byte* const soon = *soon_++ + soon_offset_;
       for (std::size_t b = 0; b < bytes_; b += 64) {
         KVCACHE_PREFETCH(at + b);
-        KVCACHE_PREFETCH(near + b);
+        KVCACHE_PREFETCH(soon + b);
       }
       offset_ += head_step_;
       if (offset_ == end_of_heads_) {
@@ -84,8 +87,9 @@ class chunk_lines {
  private:
   const std::byte* const* tokens_ = nullptr;
   const std::byte* const* end_ = nullptr;
-  const std::byte* const* near_ = nullptr;
-  std::int64_t near_offset_ = 0;
+  const std::byte* const* soon_ = nullptr;
+  const std::byte* const* soon_end_ = nullptr;
+  std::int64_t soon_offset_ = 0;
   std::int64_t offset_ = 0;
   std::int64_t head_step_ = 0;
   std::int64_t end_of_heads_ = 0;
@@ -105,7 +109,7 @@ KVCACHE_ALWAYS_INLINE void load_scales(const code_stream& from, std::size_t t, s
   };
   if (Count == 1 || there >= Count) {
     copy.template operator()<0, Count>();
-  } else {
+  } else if constexpr (Count == 4) {
     std::memset(words, 0, sizeof words);
     if (there >= 2) copy.template operator()<0, 2>();
     if (there == 3) copy.template operator()<2, 1>();

@@ -137,9 +137,10 @@ struct code_decoder {
     each_run([&](std::uint32_t head, std::uint32_t rows) {
       const std::uint32_t kv_head = head / group;
       if (head % group == 0) {
-        const bool last = kv_head + 1 == kv.kv_heads;
-        k_lines.begin_head(last ? next.k : now.k, last ? 0 : (kv_head + 1) * kv.k.head_stride);
-        v_lines.begin_head(last ? next.v : now.v, last ? 0 : (kv_head + 1) * kv.v.head_stride);
+        const chunk& then = kv_head + 1 < kv.kv_heads ? now : next;
+        const std::int64_t then_head = (kv_head + 1) % kv.kv_heads;
+        k_lines.begin_head(then.k, then.tokens.count, then_head * kv.k.head_stride);
+        v_lines.begin_head(then.v, then.tokens.count, then_head * kv.v.head_stride);
         for (std::size_t t = kv_head; t < next.tokens.count; t += kv.kv_heads) {
           KVCACHE_PREFETCH(next.k_scales[t]);
           KVCACHE_PREFETCH(next.v_scales[t]);
