@@ -19,8 +19,6 @@ struct code_form {
     const std::size_t left = bytes() - 64 * piece;
     return left >= 64 ? ~__mmask64{0} : (__mmask64{1} << left) - 1;
   }
-  /// Elements of a piece.
-  [[nodiscard]] std::uint32_t width() const noexcept { return q.bits == 8 ? 64 : 128; }
   [[nodiscard]] std::uint32_t scales() const noexcept { return q.scales(dim); }
 
   /// Floats that the codes of all pieces take.

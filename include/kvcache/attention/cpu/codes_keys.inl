@@ -4,7 +4,7 @@
 /// Where a prepared query lies.
 struct prepared_query {
   std::byte* bytes;      // [piece][vector][part: high, low] of 64 bytes each
-  float* sums;           // [scale]: its whole numbers
+  float* sums;           // [scale]: its whole numbers; not looked at where scales have joined the query
   std::int32_t* starts;  // [scale][part]: what products begin with, so that codes without a zero point are signed
 };
 

@@ -224,7 +224,6 @@ struct code_decoder {
     constexpr std::size_t vectors = Bits == 8 ? 1 : 2;
     alignas(64) std::byte bytes[Rows][2048];
     alignas(64) float scaled[Rows][1024];
-    float sums_of_query[Rows][1];
     std::int32_t starts[Rows][2];
     vec largest[Rows];
     vec zero[Rows];
@@ -250,7 +249,7 @@ struct code_decoder {
     }
     code_query queries[Rows];
     for (std::size_t r = 0; r < Rows; ++r) {
-      const prepared_query to{bytes[r], sums_of_query[r], starts[r]};
+      const prepared_query to{bytes[r], nullptr, starts[r]};
       const float unit = prepare_query<Bits>(k_form, scaled[r], _mm512_reduce_max_ps(largest[r]), to);
       start_channels<Bits>(to);
       queries[r] = {to, unit, sum_of(zero[r]) + excess()[head + r]};
