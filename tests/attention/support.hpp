@@ -40,7 +40,8 @@ inline bool is_minus_infinity(double x) { return std::bit_cast<std::uint64_t>(x)
 
 inline std::vector<cpu_isa> isas() {
   std::vector<cpu_isa> all;
-  for (const cpu_isa isa : {cpu_isa::scalar, cpu_isa::neon, cpu_isa::avx2, cpu_isa::avx512, cpu_isa::avx512_dot})
+  for (const cpu_isa isa :
+       {cpu_isa::scalar, cpu_isa::neon, cpu_isa::avx2, cpu_isa::avx512, cpu_isa::avx512_dot, cpu_isa::amx})
     if (has_isa(isa)) all.push_back(isa);
   return all;
 }
@@ -401,7 +402,7 @@ void run_share(const Attention& a, const attention_plan& plan, const kv_view& vi
                rows_view<float> out, const variant_values& values = {}, lse_view<float> lse = {},
                query_type type = query_type::usual) {
   if (type == query_type::usual)
-    type = a.options().backend.isa == cpu_isa::avx512_dot ? query_type::as_bf16 : query_type::as_f32;
+    type = a.options().backend.isa >= cpu_isa::avx512_dot ? query_type::as_bf16 : query_type::as_f32;
   if (type == query_type::as_f32) return a.run(plan, view, q, out, 0, 1, values, lse);
   const auto run_narrow = [&]<class Q>(Q) {
     std::vector<Q> short_q(std::size_t{q.rows} * q.heads * q.head_dim);
@@ -428,7 +429,7 @@ outcome attend(const scene<K, V, Tail>& s, const variant_values& values = {}, cp
   run_share(a, plan, s.view(), s.queries(), rows_view<float>(o.out.data(), s.rows(), f.query_heads(), f.v_dim()),
             values, {o.lse.data(), f.query_heads()}, type);
   constexpr bool pairs = std::is_same_v<K, bf16> && std::is_same_v<V, bf16>;
-  if (isa == cpu_isa::avx512_dot && (pairs || !Invariant))
+  if (isa >= cpu_isa::avx512_dot && (pairs || !Invariant))
     o.rounding = rounding_of<K, V>(f, type == query_type::usual || type == query_type::as_bf16);
   return o;
 }

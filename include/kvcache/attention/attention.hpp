@@ -28,6 +28,7 @@ enum class cpu_isa : std::uint8_t {
   avx2,        ///< AVX2, FMA, F16C
   avx512,      ///< AVX-512 F, BW, DQ, VL
   avx512_dot,  ///< and its dot products, BF16 and VNNI: Cooper Lake, Sapphire Rapids, Zen 4 and later
+  amx,         ///< and AMX's products of matrices of bf16: Sapphire Rapids and later
 };
 
 /// Attention on the CPU. <kvcache/attention/cpu/cpu.hpp> brings the kernels.

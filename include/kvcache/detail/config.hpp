@@ -68,6 +68,9 @@
 #define KVCACHE_AVX512_BEGIN KVCACHE_ISA_BEGIN("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")
 #define KVCACHE_AVX512_DOT_BEGIN \
   KVCACHE_ISA_BEGIN("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni,avx512vbmi")
+#define KVCACHE_AMX_BEGIN \
+  KVCACHE_ISA_BEGIN( \
+      "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni,avx512vbmi,amx-tile,amx-bf16")
 #endif
 
 // What every ARMv8 processor of 64 bits has, so nothing is asked at run time. Our shuffles are those of little endian.

@@ -5,6 +5,7 @@
 #include <kvcache/attention/cpu/cpuid.hpp>
 #include <kvcache/attention/cpu/scratch.hpp>
 #include <kvcache/attention/cpu/thread_pool.hpp>
+#include <kvcache/attention/cpu/vector_amx.hpp>
 #include <kvcache/attention/cpu/vector_avx2.hpp>
 #include <kvcache/attention/cpu/vector_avx512.hpp>
 #include <kvcache/attention/cpu/vector_dot.hpp>
@@ -95,6 +96,12 @@ namespace kvcache::detail::isa_avx512 {
 #include <kvcache/attention/cpu/decode_codes.inl>
 }  // namespace kvcache::detail::isa_avx512
 KVCACHE_ISA_END
+
+KVCACHE_AMX_BEGIN
+namespace kvcache::detail::isa_avx512 {
+#include <kvcache/attention/cpu/tile_matrix.inl>
+}  // namespace kvcache::detail::isa_avx512
+KVCACHE_ISA_END
 #endif
 
 namespace kvcache {
@@ -117,11 +124,13 @@ void cpu_kernels<K, V>::run(const detail::attention_call& call, const cpu_backen
   const cpu_isa isa = options.isa == cpu_isa::best ? best_isa() : options.isa;
 #if KVCACHE_X86
   if constexpr (std::is_same_v<K, bf16> && std::is_same_v<V, bf16>) {
+    if (isa == cpu_isa::amx && call.q_dtype == dtype_id::bfloat16)
+      return detail::cpu::run_share(call, ith, nth, detail::isa_avx512::run_unit_of_matrices);
     if (isa == cpu_isa::avx512_dot && call.q_dtype == dtype_id::bfloat16)
       return detail::cpu::run_share(call, ith, nth, detail::isa_avx512::run_unit_of_pairs);
   }
   if constexpr (dtype_traits<K>::bits <= 8 && dtype_traits<V>::bits <= 8) {
-    if (isa == cpu_isa::avx512_dot && !call.plan->options().batch_invariant)
+    if (isa >= cpu_isa::avx512_dot && !call.plan->options().batch_invariant)
       return detail::cpu::run_share(call, ith, nth, detail::isa_avx512::run_codes);
   }
   if (isa >= cpu_isa::avx512) return detail::cpu::run_share(call, ith, nth, detail::isa_avx512::run_unit<K, V>);

@@ -6,6 +6,10 @@
 
 #if KVCACHE_X86
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #endif
 
 namespace kvcache {
@@ -18,11 +22,32 @@ namespace kvcache {
     case cpu_isa::avx2: return "avx2";
     case cpu_isa::avx512: return "avx512";
     case cpu_isa::avx512_dot: return "avx512_dot";
+    case cpu_isa::amx: return "amx";
   }
   return "unknown";
 }
 
 namespace detail {
+
+#if KVCACHE_X86
+/// Whether there is AMX with bf16, and the system lets this process use it: its registers are large, so it wants to be
+/// asked. It refuses where a thread's stack for signals is too small to hold them.
+[[nodiscard]] inline bool may_use_amx() noexcept {
+#if defined(__linux__)
+  unsigned a = 0;
+  unsigned b = 0;
+  unsigned c = 0;
+  unsigned d = 0;
+  constexpr unsigned amx = 1u << 22 | 1u << 24;  // BF16 and TILE
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & amx) != amx) return false;
+  constexpr long request = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr long tile_data = 18;
+  return ::syscall(SYS_arch_prctl, request, tile_data) == 0;
+#else
+  return false;
+#endif
+}
+#endif
 
 /// Asks the processor what it has, and the operating system whether it keeps the registers.
 [[nodiscard]] inline cpu_isa detect_isa() noexcept {
@@ -51,7 +76,8 @@ namespace detail {
   constexpr unsigned bytes = 1u << 11 | 1u << 1;  // VNNI and VBMI
   constexpr unsigned bf16 = 1u << 5;
   if ((c & bytes) != bytes || __get_cpuid_count(7, 1, &a, &b, &c, &d) == 0) return cpu_isa::avx512;
-  return (a & bf16) != 0 ? cpu_isa::avx512_dot : cpu_isa::avx512;
+  if ((a & bf16) == 0) return cpu_isa::avx512;
+  return may_use_amx() ? cpu_isa::amx : cpu_isa::avx512_dot;
 #elif KVCACHE_NEON
   return cpu_isa::neon;
 #else

@@ -31,7 +31,8 @@ struct tile_scratch {
   [[nodiscard]] constexpr std::size_t keys() const noexcept { return allowed() + kv_chunk * rows; }    // [chunk, dim]
   [[nodiscard]] constexpr std::size_t values() const noexcept { return keys() + kv_chunk * dim; }      // [chunk, dim_v]
   [[nodiscard]] constexpr std::size_t per_row() const noexcept { return values() + kv_chunk * dim_v; }  // [8, rows]
-  [[nodiscard]] constexpr std::size_t size() const noexcept { return per_row() + 8 * rows; }
+  [[nodiscard]] constexpr std::size_t weights() const noexcept { return per_row() + 8 * rows; }  // [rows, chunk / 2]
+  [[nodiscard]] constexpr std::size_t size() const noexcept { return weights() + rows * (kv_chunk / 2); }
 };
 
 /// Tokens that decoding takes from each kv head at a time.

@@ -31,6 +31,7 @@ struct tile_rows {
   float* slope;
   float* distance;  // from the chunk's first token to the row's position
   float* shift;     // joins logits before the soft cap
+  float* weights;   // [rows, chunk / 2] pairs of bf16, where products of matrices are
 
   [[nodiscard]] visible_range visible_to(std::uint32_t row) const noexcept {
     const visible_range r = visible(call.features, call.values.window, sequence.position(row), sequence.kv_length);
@@ -124,10 +125,8 @@ struct tile_rows {
   }
 
   /// Logits of the tokens [begin, end) become what variant and mask make of them, for one vector of rows from `r` on.
-  /// Returns the maximum to be taken from them; where it has grown, `factor` says by how much sums so far are to be
-  /// scaled.
-  KVCACHE_ALWAYS_INLINE vec follow(std::size_t r, std::size_t begin, std::size_t end, bool all_visible,
-                                   bool& scaled) noexcept {
+  /// Returns the largest.
+  KVCACHE_ALWAYS_INLINE vec admit(std::size_t r, std::size_t begin, std::size_t end, bool all_visible) noexcept {
     const variant_features f = call.features;
     const vec cap = set1(call.values.soft_cap * log2_e);
     const vec per_cap = set1(f.soft_cap ? 1.0f / call.values.soft_cap : 0.0f);
@@ -146,6 +145,12 @@ struct tile_rows {
       if (f.soft_cap || f.alibi || !all_visible) store(logits + t * rows + r, x);
       largest = larger(x, largest);
     }
+    return largest;
+  }
+
+  /// The maximum to be taken from the logits of one vector of rows, of which `largest` is new; where it has grown,
+  /// `factor` says by how much sums so far are to be scaled.
+  KVCACHE_ALWAYS_INLINE vec follow(std::size_t r, vec largest, bool& scaled) noexcept {
     const vec before = load(top + r);
     const mask grown = less(add(before, set1(rescale_threshold)), largest);
     if (!any(grown)) {
@@ -165,7 +170,7 @@ struct tile_rows {
   bool weigh(std::size_t tokens, bool all_visible) noexcept {
     bool scaled = false;
     for (std::size_t r = 0; r < rows; r += lanes) {
-      const vec now = follow(r, 0, tokens, all_visible, scaled);
+      const vec now = follow(r, admit(r, 0, tokens, all_visible), scaled);
       vec sum = load(total + r);
       for (std::size_t t = 0; t < tokens; ++t) {
         const vec x = load(logits + t * rows + r);
@@ -258,7 +263,8 @@ struct tile_rows {
           per_row + 4 * at.rows,
           per_row + 5 * at.rows,
           per_row + 6 * at.rows,
-          per_row + 7 * at.rows};
+          per_row + 7 * at.rows,
+          scratch + at.weights()};
 }
 
 /// Where the chunk that holds token `from` ends, or the tokens do.

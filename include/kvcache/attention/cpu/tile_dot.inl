@@ -149,7 +149,7 @@ struct tile_pairs : tile_rows {
     bool scaled = false;
     for (std::size_t r = 0; r < rows; r += lanes) {
       const visible_range seen = seen_by(r, lanes, tokens, all_visible);
-      const vec now = follow(r, seen.begin, seen.end, all_visible, scaled);
+      const vec now = follow(r, admit(r, seen.begin, seen.end, all_visible), scaled);
       const auto weight = [&](std::size_t t) noexcept {
         const vec x = load(logits + t * rows + r);
         const vec w = exp2(sub(x, now));
