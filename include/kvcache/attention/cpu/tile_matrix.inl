@@ -85,7 +85,18 @@ struct tile_matrices : tile_pairs {
   explicit tile_matrices(const tile_rows& r) noexcept
       : tile_pairs(r), key_bytes((2 * r.dim + matrix_bytes - 1) / matrix_bytes * matrix_bytes) {}
 
-  std::size_t key_bytes;  // of a key in `keys`: whole registers, what is beyond head_dim is zero
+  std::size_t key_bytes;    // of a key in `keys`: whole registers, what is beyond head_dim is zero
+  std::uint32_t ahead = 0;  // the tokens [ahead, next) are read next and not asked for yet
+  std::uint32_t next = 0;
+
+  /// Asks for a few of them: a burst would fill the processor's queue for lines that are on their way.
+  void ask(std::uint32_t kv_head) noexcept {
+    constexpr std::uint32_t few = 4;
+    if (ahead >= next) return;
+    const std::uint32_t end = next - ahead < few ? next : ahead + few;
+    prefetch(kv_head, ahead, end);
+    ahead = end;
+  }
 
   void start_matrices(std::uint32_t kv_head) noexcept {
     start_rows(kv_head);
@@ -151,17 +162,14 @@ struct tile_matrices : tile_pairs {
     store_pairs(to, interleave_half(a, b));
   }
 
-  /// Logits of the chunk's `tokens` tokens, without the factor. Those that no row sees may be left out. Asks for the
-  /// tokens [ahead, next), which are read next.
-  void multiply_keys_of(std::uint32_t kv_head, std::size_t tokens, bool all_visible, std::uint32_t ahead,
-                        std::uint32_t next) noexcept {
+  /// Logits of the chunk's `tokens` tokens, without the factor. Those that no row sees may be left out.
+  void multiply_keys_of(std::uint32_t kv_head, std::size_t tokens, bool all_visible) noexcept {
     const auto* const key = reinterpret_cast<const std::byte*>(keys);
     for (std::size_t t = 0; t < tokens; t += 2 * matrix_rows) {
-      const std::uint32_t asked = ahead + static_cast<std::uint32_t>(t);
-      if (asked < next) prefetch(kv_head, asked, next - asked < 2 * matrix_rows ? next : asked + 2 * matrix_rows);
       by_two(rows, [&](std::size_t r, auto two_rows) noexcept {
         const visible_range seen = seen_by(r, two_rows ? 2 * lanes : lanes, tokens, all_visible);
         if (t + 2 * matrix_rows <= seen.begin || seen.end <= t) return;
+        ask(kv_head);
         float* const to = logits + t * rows + r;
         if (seen.end > t + matrix_rows)
           multiply_key_matrices<true, two_rows>(to, rows, key + t * key_bytes, key_bytes, queries + r);
@@ -206,7 +214,8 @@ struct tile_matrices : tile_pairs {
   }
 
   template <class F>
-  KVCACHE_ALWAYS_INLINE void weigh_rows(std::size_t r, visible_range seen, std::size_t tokens, const F& weight) noexcept {
+  KVCACHE_ALWAYS_INLINE void weigh_rows(std::size_t r, visible_range seen, std::size_t tokens,
+                                        const F& weight) noexcept {
     const pair_vec ones = _mm512_set1_epi32(0x3f80'3f80);
     vec sum = load(total + r);
     for (std::size_t t = 0; t < tokens; t += matrix_tokens) {
@@ -237,7 +246,7 @@ struct tile_matrices : tile_pairs {
   }
 
   /// As tile_rows::add_values.
-  void add_matrices(std::size_t tokens, bool all_visible) noexcept {
+  void add_matrices(std::uint32_t kv_head, std::size_t tokens, bool all_visible) noexcept {
     const std::size_t pairs = (tokens + matrix_tokens - 1) / matrix_tokens * lanes;
     bool finite = true;
     for (std::size_t i = 0; !all_visible && i < pairs * dim_v; i += lanes)
@@ -249,6 +258,7 @@ struct tile_matrices : tile_pairs {
       const std::size_t first = seen.begin / matrix_tokens;
       const std::size_t steps = (seen.end + matrix_tokens - 1) / matrix_tokens - first;
       by_two(dim_v, [&](std::size_t d, auto two_places) noexcept {
+        ask(kv_head);
         multiply_value_matrices<two_rows, two_places>(output + r * dim_v + d, dim_v,
                                                       weights + r * chunk + first * lanes, chunk,
                                                       values + first * lanes * dim_v + d, steps);
@@ -299,9 +309,11 @@ inline void run_tile_of_matrices(const attention_call& call, const work_unit& un
       const std::size_t tokens = to - begin;
       const bool all_visible = rows.bound(begin, to);
       rows.read_matrices(kv_head, begin, from, to);
-      rows.multiply_keys_of(kv_head, tokens, all_visible, to, chunk_end(to, seen.end));
+      rows.ahead = to;
+      rows.next = chunk_end(to, seen.end);
+      rows.multiply_keys_of(kv_head, tokens, all_visible);
       if (rows.weigh_matrices(tokens, all_visible)) rows.rescale();
-      rows.add_matrices(tokens, all_visible);
+      rows.add_matrices(kv_head, tokens, all_visible);
       from = to;
     }
     rows.finish_pairs(kv_head);

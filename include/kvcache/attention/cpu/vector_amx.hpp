@@ -51,8 +51,8 @@ template <int From>
 KVCACHE_ALWAYS_INLINE void store_matrix(void* to, std::size_t stride) noexcept {
   __asm__ volatile("tilestored %%tmm%c0, (%1,%2,1)" : : "i"(From), "r"(to), "r"(stride) : "memory");
 }
-/// Sum[m, n] += A[m, k] . B[k, n]: A of 16 rows of 32 elements, B of 16 rows of 16 pairs of k, as pairs lie. Products of
-/// even k and those of odd k are summed apart, in order, as fused multiply-adds of f32, then both join the sum.
+/// Sum[m, n] += A[m, k] . B[k, n]: A of 16 rows of 32 elements, B of 16 rows of 16 pairs of k, as pairs lie. Products
+/// of even k and those of odd k are summed apart, in order, as fused multiply-adds of f32, then both join the sum.
 template <int Sum, int A, int B>
 KVCACHE_ALWAYS_INLINE void multiply_matrices() noexcept {
   __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(Sum), "i"(A), "i"(B));
