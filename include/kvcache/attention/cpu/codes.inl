@@ -72,7 +72,7 @@ class chunk_lines {
       const std::byte* const soon = *soon_++ + soon_offset_;
       for (std::size_t b = 0; b < bytes_; b += 64) {
         KVCACHE_PREFETCH(at + b);
-        KVCACHE_PREFETCH(soon + b);
+        if (again_) KVCACHE_PREFETCH(soon + b);
       }
       offset_ += head_step_;
       if (offset_ == end_of_heads_) {
@@ -92,6 +92,7 @@ class chunk_lines {
   std::int64_t head_step_ = 0;
   std::int64_t end_of_heads_ = 0;
   std::size_t bytes_ = 0;
+  bool again_ = asks_again();
 };
 
 /// `Count` of the scales, or of what lies `behind` bytes behind the first, of 16 tokens as floats, [scale][token].

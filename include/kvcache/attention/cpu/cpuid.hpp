@@ -49,6 +49,24 @@ namespace detail {
 }
 #endif
 
+/// Whether the processor drops hints that it has no room for, so that a line is worth asking for again: AMD's do.
+/// Others wait until there is room, and a second hint costs as much as the first.
+[[nodiscard]] inline bool asks_again() noexcept {
+#if KVCACHE_X86
+  static const bool again = [] {
+    unsigned a = 0;
+    unsigned b = 0;
+    unsigned c = 0;
+    unsigned d = 0;
+    constexpr unsigned intel = 0x756e'6547;  // "Genu"
+    return __get_cpuid(0, &a, &b, &c, &d) == 0 || b != intel;
+  }();
+  return again;
+#else
+  return true;
+#endif
+}
+
 /// Asks the processor what it has, and the operating system whether it keeps the registers.
 [[nodiscard]] inline cpu_isa detect_isa() noexcept {
 #if KVCACHE_X86

@@ -220,6 +220,7 @@ struct decoder {
 
   /// All heads over `tokens`; `next` follow them.
   void go_through(const decode_tokens& tokens, const decode_tokens& next) noexcept {
+    const bool again = asks_again();
     const std::uint32_t group = call.q.heads / call.kv.kv_heads;
     each_run([&](std::uint32_t head, std::uint32_t rows) {
       const std::int64_t at = head / group;
@@ -231,7 +232,7 @@ struct decoder {
         };
         const decode_head here = from(at);
         return asked ? decode_stream{here, {here, here, here}}
-                     : decode_stream{here, {from(at + 1), from(at + heads), from(at + 2)}};
+                     : decode_stream{here, {from(at + 1), from(at + heads), from(at + 2)}, again};
       };
       const decode_stream k = stream(tokens.k, next.k, call.kv.k.head_stride);
       const decode_stream v = stream(tokens.v, next.v, call.kv.v.head_stride);

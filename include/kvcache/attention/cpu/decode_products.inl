@@ -60,20 +60,23 @@ struct decode_head {
 /// What is read now, and what is read later: one head, a chunk, and two heads ahead.
 struct decode_stream : decode_head {
   decode_head ahead[3];
+  bool again = false;  // whether to ask more than once
 };
 
-/// How often a line is asked for that `products` vectors are multiplied with: the fewer, the faster memory is wanted.
+/// How often a line is asked for, at most, that `products` vectors are multiplied with: the fewer, the faster memory is
+/// wanted.
 [[nodiscard]] constexpr std::size_t times_asked(std::size_t products) noexcept {
   return products < 8 ? 3 : products == 8 ? 2 : 1;
 }
 
-/// Asks for what comes after a stream, token by token, whatever order the products are made in. A processor drops hints
-/// that it has no room for, so a line may be asked for several times, which costs little where it has come.
+/// Asks for what comes after a stream, token by token, whatever order the products are made in. Where the
+/// processor drops hints that it has no room for, a line is asked for several times, which costs little where it has
+/// come.
 template <std::size_t Times>
 class decode_lines {
  public:
   KVCACHE_ALWAYS_INLINE decode_lines(const decode_stream& s, std::size_t bytes_of_token) noexcept
-      : soon_(s.ahead[0]), later_(s.ahead[1]), then_(s.ahead[2]), size_(bytes_of_token) {}
+      : soon_(s.ahead[0]), later_(s.ahead[1]), then_(s.ahead[2]), size_(bytes_of_token), again_(s.again) {}
 
   /// The caller has gone `bytes` further. Never beyond the stream's end.
   KVCACHE_ALWAYS_INLINE void ask(std::size_t bytes) noexcept {
@@ -81,6 +84,10 @@ class decode_lines {
       const std::byte* const soon = soon_.token(t_);
       const std::byte* const later = later_.token(t_);
       const std::byte* const then = then_.token(t_);
+      if (!again_) {
+        for (std::size_t at = 0; at < size_; at += 64) KVCACHE_PREFETCH(soon + at);
+        continue;
+      }
       for (std::size_t at = 0; at < size_; at += 64) {
         KVCACHE_PREFETCH(soon + at);
         if constexpr (Times > 1) KVCACHE_PREFETCH(later + at);
@@ -98,6 +105,7 @@ class decode_lines {
   std::size_t size_;
   std::size_t owed_ = 0;
   std::size_t t_ = 0;
+  bool again_;
 };
 
 /// logits[token, row] = q . k * factor

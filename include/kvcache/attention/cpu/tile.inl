@@ -184,8 +184,8 @@ struct tile_rows {
     return scaled;
   }
 
-  void rescale() noexcept {
-    for (std::size_t r = 0; r < count; ++r) {
+  void rescale(std::size_t from, std::size_t end) noexcept {
+    for (std::size_t r = from; r < end; ++r) {
       if (factor[r] == 1.0f) continue;
       const vec by = set1(factor[r]);
       for (std::size_t d = 0; d < dim_v; d += lanes)
@@ -287,7 +287,7 @@ inline void run_tile(const attention_call& call, const work_unit& unit, float* s
       multiply(rows.logits, rows.rows, whole, rows.rows, rows.keys, rows.dim, 1, rows.queries, rows.rows,
                call.kv.head_dim, false);
       const bool all_visible = rows.bound(from, to);
-      if (rows.weigh(tokens, all_visible)) rows.rescale();
+      if (rows.weigh(tokens, all_visible)) rows.rescale(0, rows.count);
       rows.add_values(tokens, all_visible);
       from = to;
     }

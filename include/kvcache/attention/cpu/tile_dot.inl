@@ -233,7 +233,7 @@ inline void run_tile_of_pairs(const attention_call& call, const work_unit& unit,
       const std::uint32_t begin = from & ~1u;
       const bool all_visible = rows.bound(begin, to);
       rows.read_pairs(kv_head, from, to, chunk_end(to, seen.end), all_visible);
-      if (rows.weigh_pairs(to - begin, all_visible)) rows.rescale();
+      if (rows.weigh_pairs(to - begin, all_visible)) rows.rescale(0, rows.count);
       rows.add_pairs(to - begin, all_visible);
       from = to;
     }

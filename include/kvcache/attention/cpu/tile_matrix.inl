@@ -162,55 +162,67 @@ struct tile_matrices : tile_pairs {
     store_pairs(to, interleave_half(a, b));
   }
 
-  /// Logits of the chunk's `tokens` tokens, without the factor. Those that no row sees may be left out.
-  void multiply_keys_of(std::uint32_t kv_head, std::size_t tokens, bool all_visible) noexcept {
+  /// The chunk's `tokens` tokens for 32 rows from `r` on, or for the 16 that are left: logits, weights, outputs. All of
+  /// it stays in the first level of the cache meanwhile, with the keys and values.
+  template <class TwoRows>
+  void go_through(std::uint32_t kv_head, std::size_t r, TwoRows two_rows, std::size_t tokens, bool all_visible,
+                  bool finite) noexcept {
+    const std::size_t width = two_rows ? 2 * lanes : lanes;
+    const visible_range seen = seen_by(r, width, tokens, all_visible);
+    if (seen.begin >= seen.end) return;
+    multiply_keys_of<two_rows>(kv_head, r, seen);
+    bool scaled = false;
+    for (std::size_t i = 0; i < width; i += lanes) weigh_matrices(r + i, tokens, all_visible, scaled);
+    if (scaled) rescale(r, r + width < count ? r + width : count);
+    if (finite)
+      multiply_values_of<two_rows>(kv_head, r, seen);
+    else
+      add_seen(r, r + width < count ? r + width : count, (tokens + matrix_tokens - 1) / matrix_tokens * lanes);
+  }
+
+  /// Logits without the factor. Those that no row sees may be left out.
+  template <bool TwoRows>
+  void multiply_keys_of(std::uint32_t kv_head, std::size_t r, visible_range seen) noexcept {
     const auto* const key = reinterpret_cast<const std::byte*>(keys);
-    for (std::size_t t = 0; t < tokens; t += 2 * matrix_rows) {
-      by_two(rows, [&](std::size_t r, auto two_rows) noexcept {
-        const visible_range seen = seen_by(r, two_rows ? 2 * lanes : lanes, tokens, all_visible);
-        if (t + 2 * matrix_rows <= seen.begin || seen.end <= t) return;
-        ask(kv_head);
-        float* const to = logits + t * rows + r;
-        if (seen.end > t + matrix_rows)
-          multiply_key_matrices<true, two_rows>(to, rows, key + t * key_bytes, key_bytes, queries + r);
-        else
-          multiply_key_matrices<false, two_rows>(to, rows, key + t * key_bytes, key_bytes, queries + r);
-      });
+    constexpr std::size_t step = 2 * matrix_rows;
+    for (std::size_t t = seen.begin / step * step; t < seen.end; t += step) {
+      ask(kv_head);
+      float* const to = logits + t * rows + r;
+      if (seen.end > t + matrix_rows)
+        multiply_key_matrices<true, TwoRows>(to, rows, key + t * key_bytes, key_bytes, queries + r);
+      else
+        multiply_key_matrices<false, TwoRows>(to, rows, key + t * key_bytes, key_bytes, queries + r);
     }
   }
 
   /// As tile_rows::weigh; weights go to `weights`, those that a row does not see as 0. Where nothing but the factor
   /// comes between a product and its weight, it is applied together with the maximum.
-  bool weigh_matrices(std::size_t tokens, bool all_visible) noexcept {
+  void weigh_matrices(std::size_t r, std::size_t tokens, bool all_visible, bool& scaled) noexcept {
     const bool factor_last = !call.features.soft_cap && !call.features.alibi && call.scale > 0;
     const vec by = set1(call.features.soft_cap ? call.scale : call.scale * log2_e);
     const vec none = set1(masked_below);
-    bool scaled = false;
-    for (std::size_t r = 0; r < rows; r += lanes) {
-      const visible_range seen = seen_by(r, lanes, tokens, all_visible);
-      for (std::size_t t = seen.begin; !factor_last && t < seen.end; ++t)
-        store(logits + t * rows + r, mul(load(logits + t * rows + r), by));
-      const vec largest = admit(r, seen.begin, seen.end, all_visible);
-      if (!factor_last) {
-        const vec now = follow(r, largest, scaled);
-        weigh_rows(r, seen, tokens, [&](const float* at) noexcept KVCACHE_INLINED {
-          const vec x = load(at);
-          return select(less(x, none), set1(0.0f), exp2(sub(x, now)));
-        });
-        continue;
-      }
-      const vec now = follow(r, select(less(largest, none), set1(masked_logit), mul(largest, by)), scaled);
-      const vec less_now = mul(now, set1(-1.0f));
-      if (all_visible)
-        weigh_rows(r, seen, tokens,
-                   [&](const float* at) noexcept KVCACHE_INLINED { return exp2(fma(load(at), by, less_now)); });
-      else
-        weigh_rows(r, seen, tokens, [&](const float* at) noexcept KVCACHE_INLINED {
-          const vec x = load(at);
-          return select(less(x, none), set1(0.0f), exp2(fma(x, by, less_now)));
-        });
+    const visible_range seen = seen_by(r, lanes, tokens, all_visible);
+    for (std::size_t t = seen.begin; !factor_last && t < seen.end; ++t)
+      store(logits + t * rows + r, mul(load(logits + t * rows + r), by));
+    const vec largest = admit(r, seen.begin, seen.end, all_visible);
+    if (!factor_last) {
+      const vec now = follow(r, largest, scaled);
+      weigh_rows(r, seen, tokens, [&](const float* at) noexcept KVCACHE_INLINED {
+        const vec x = load(at);
+        return select(less(x, none), set1(0.0f), exp2(sub(x, now)));
+      });
+      return;
     }
-    return scaled;
+    const vec now = follow(r, select(less(largest, none), set1(masked_logit), mul(largest, by)), scaled);
+    const vec less_now = mul(now, set1(-1.0f));
+    if (all_visible)
+      weigh_rows(r, seen, tokens,
+                 [&](const float* at) noexcept KVCACHE_INLINED { return exp2(fma(load(at), by, less_now)); });
+    else
+      weigh_rows(r, seen, tokens, [&](const float* at) noexcept KVCACHE_INLINED {
+        const vec x = load(at);
+        return select(less(x, none), set1(0.0f), exp2(fma(x, by, less_now)));
+      });
   }
 
   template <class F>
@@ -245,30 +257,29 @@ struct tile_matrices : tile_pairs {
     store(total + r, sum);
   }
 
-  /// As tile_rows::add_values.
-  void add_matrices(std::uint32_t kv_head, std::size_t tokens, bool all_visible) noexcept {
-    const std::size_t pairs = (tokens + matrix_tokens - 1) / matrix_tokens * lanes;
+  /// Whether the chunk's values are all finite.
+  [[nodiscard]] bool finite_values(std::size_t tokens) const noexcept {
+    const std::size_t size = (tokens + matrix_tokens - 1) / matrix_tokens * lanes * dim_v;
     bool finite = true;
-    for (std::size_t i = 0; !all_visible && i < pairs * dim_v; i += lanes)
-      finite = finite && !not_finite(load_pairs(values + i));
-    if (!finite) return add_seen(pairs);
-    by_two((count + lanes - 1) / lanes * lanes, [&](std::size_t r, auto two_rows) noexcept {
-      const visible_range seen = seen_by(r, two_rows ? 2 * lanes : lanes, tokens, all_visible);
-      if (seen.begin >= seen.end) return;
-      const std::size_t first = seen.begin / matrix_tokens;
-      const std::size_t steps = (seen.end + matrix_tokens - 1) / matrix_tokens - first;
-      by_two(dim_v, [&](std::size_t d, auto two_places) noexcept {
-        ask(kv_head);
-        multiply_value_matrices<two_rows, two_places>(output + r * dim_v + d, dim_v,
-                                                      weights + r * chunk + first * lanes, chunk,
-                                                      values + first * lanes * dim_v + d, steps);
-      });
+    for (std::size_t i = 0; i < size; i += lanes) finite = finite && !not_finite(load_pairs(values + i));
+    return finite;
+  }
+
+  /// As tile_rows::add_values.
+  template <bool TwoRows>
+  void multiply_values_of(std::uint32_t kv_head, std::size_t r, visible_range seen) noexcept {
+    const std::size_t first = seen.begin / matrix_tokens;
+    const std::size_t steps = (seen.end + matrix_tokens - 1) / matrix_tokens - first;
+    by_two(dim_v, [&](std::size_t d, auto two_places) noexcept {
+      ask(kv_head);
+      multiply_value_matrices<TwoRows, two_places>(output + r * dim_v + d, dim_v, weights + r * chunk + first * lanes,
+                                                   chunk, values + first * lanes * dim_v + d, steps);
     });
   }
 
   /// The same where values are not all finite, for what each row sees: the sums that matrices make, one by one.
-  void add_seen(std::size_t pairs) noexcept {
-    for (std::size_t r = 0; r < count; ++r) {
+  void add_seen(std::size_t from_row, std::size_t end_row, std::size_t pairs) noexcept {
+    for (std::size_t r = from_row; r < end_row; ++r) {
       const auto seen = [&](std::size_t t) noexcept {
         const auto at = static_cast<float>(t);
         return first_token[r] < at && at < end_token[r] && !(call.features.mask && allowed[t * rows + r] < 0.5f);
@@ -311,9 +322,10 @@ inline void run_tile_of_matrices(const attention_call& call, const work_unit& un
       rows.read_matrices(kv_head, begin, from, to);
       rows.ahead = to;
       rows.next = chunk_end(to, seen.end);
-      rows.multiply_keys_of(kv_head, tokens, all_visible);
-      if (rows.weigh_matrices(tokens, all_visible)) rows.rescale();
-      rows.add_matrices(kv_head, tokens, all_visible);
+      const bool finite = all_visible || rows.finite_values(tokens);
+      by_two((rows.count + lanes - 1) / lanes * lanes, [&](std::size_t r, auto two_rows) noexcept {
+        rows.go_through(kv_head, r, two_rows, tokens, all_visible, finite);
+      });
       from = to;
     }
     rows.finish_pairs(kv_head);
