@@ -9,6 +9,7 @@
 #include <kvcache/attention/cpu/cpu.hpp>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -167,7 +168,8 @@ void decode_sequences(benchmark::State& state, std::uint32_t sequences) {
   std::vector<double> achieved;
   std::vector<double> times;
   for (auto _ : state) {
-    const double peak = (std::max)(limits::peak_flops(pool(), false), limits::peak_flops(pool(), true));
+    const double peak = (std::max)(limits::peak_flops(pool(), limits::operation::multiply_add),
+                                   limits::peak_flops(pool(), limits::operation::dot));
     const double before = limits::read_bandwidth(pool(), stream());
     const double begin = limits::seconds();
     work.run(a, plan);
@@ -227,21 +229,22 @@ void prefill(benchmark::State& state) {
   // Query i of the chunk sees kv_len - queries + i + 1 tokens: 2 products of head_dim multiply-adds each.
   const double pairs = static_cast<double>(queries) * (kv_len - queries) + 0.5 * queries * (queries + 1.0);
   const double flops = 4.0 * pairs * dim * kv_heads * group;
-  std::vector<double> of_multiply_adds;
-  std::vector<double> of_dots;
+  constexpr std::array kinds{limits::operation::multiply_add, limits::operation::dot, limits::operation::matrix};
+  constexpr std::array names{"fma_fraction", "dot_fraction", "matrix_fraction"};
+  std::array<std::vector<double>, kinds.size()> fractions;
   std::vector<double> achieved;
   std::vector<double> times;
   for (auto _ : state) {
-    const double multiply_adds = limits::peak_flops(pool(), false);
-    const double dots = limits::peak_flops(pool(), true);
+    std::array<double, kinds.size()> peaks;
+    for (std::size_t i = 0; i < kinds.size(); ++i) peaks[i] = limits::peak_flops(pool(), kinds[i]);
     const double begin = limits::seconds();
     work.run(a, plan);
     const double time = limits::seconds() - begin;
     state.SetIterationTime(time);
     times.push_back(time);
     achieved.push_back(flops / time);
-    of_dots.push_back(flops / time / (0.5 * (dots + limits::peak_flops(pool(), true))));
-    of_multiply_adds.push_back(flops / time / (0.5 * (multiply_adds + limits::peak_flops(pool(), false))));
+    for (std::size_t i = 0; i < kinds.size(); ++i)
+      fractions[i].push_back(flops / time / (0.5 * (peaks[i] + limits::peak_flops(pool(), kinds[i]))));
   }
   state.counters["group"] = group;
   state.counters["head_dim"] = dim;
@@ -252,8 +255,8 @@ void prefill(benchmark::State& state) {
   state.counters["threads"] = thread_count;
   state.counters["median_ms"] = median(times) * 1e3;
   state.counters["gflops"] = median(achieved) / 1e9;
-  state.counters["fma_fraction"] = median(of_multiply_adds);
-  state.counters["dot_fraction"] = median(of_dots);
+  for (std::size_t i = 0; i < kinds.size(); ++i)
+    if (limits::peak_flops(pool(), kinds[i]) > 0) state.counters[names[i]] = median(fractions[i]);
 }
 
 /// The pool's threads, and how long each had work to do.

@@ -103,6 +103,23 @@ __attribute__((target("avx512f,avx512bf16"))) inline float dot_bf16(std::size_t 
   return total;
 }
 
+/// Products of 16 x 32 and 32 x 16 elements.
+__attribute__((target("amx-tile,amx-bf16"))) inline float multiply_matrices_bf16(std::size_t rounds) {
+  struct alignas(64) {
+    std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    std::uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+  } shapes;
+  alignas(64) float sums[16 * 16] = {};
+  __asm__ volatile("ldtilecfg %0" : : "m"(shapes));
+  for (std::size_t i = 0; i < rounds; ++i)
+    __asm__ volatile(
+        "tdpbf16ps %tmm6, %tmm4, %tmm0\n tdpbf16ps %tmm7, %tmm4, %tmm1\n"
+        "tdpbf16ps %tmm6, %tmm5, %tmm2\n tdpbf16ps %tmm7, %tmm5, %tmm3");
+  __asm__ volatile("tilestored %%tmm0, (%0,%1,1)\n tilerelease" : : "r"(sums), "r"(std::size_t{64}) : "memory");
+  return sums[0];
+}
+
 __attribute__((target("avx2,fma"))) inline float multiply_add_avx2(std::size_t rounds) {
   __m256 sum[12];
   for (int i = 0; i < 12; ++i) sum[i] = _mm256_set1_ps(static_cast<float>(i));
@@ -159,18 +176,28 @@ inline double read_bandwidth(kvcache::thread_pool& pool, const big_buffer& memor
   return static_cast<double>(memory.size() / pool.threads() / 4096 * 4096 * pool.threads()) / time;
 }
 
-/// Floating point operations per second that the pool's threads do together: f32 multiply-adds, or dot products of
-/// bf16 where the processor has them and `bf16` asks for them.
-inline double peak_flops(kvcache::thread_pool& pool, bool bf16) {
+/// What a peak is made of.
+enum class operation : std::uint8_t { multiply_add, dot, matrix };
+
+/// Floating point operations per second that the pool's threads do together: f32 multiply-adds, dot products of bf16,
+/// or AMX's products of matrices of bf16. 0 where the processor has no such.
+inline double peak_flops(kvcache::thread_pool& pool, operation kind) {
+  const auto least = kind == operation::matrix ? kvcache::cpu_isa::amx
+                     : kind == operation::dot  ? kvcache::cpu_isa::avx512_dot
+                                               : kvcache::cpu_isa::scalar;
+  if (kvcache::best_isa() < least) return 0;
   std::vector<float> sums(pool.threads() * std::size_t{16});
-  constexpr std::size_t rounds = 2'000'000;
+  const std::size_t rounds = kind == operation::matrix ? 200'000 : 2'000'000;
   double per_round = 32;
   const double begin = seconds();
   pool.run([&](unsigned ith, unsigned) {
     double flops = 16 * 2;
     float sum = 0;
 #if defined(__x86_64__)
-    if (bf16 && kvcache::best_isa() >= kvcache::cpu_isa::avx512_dot) {
+    if (kind == operation::matrix) {
+      sum = multiply_matrices_bf16(rounds);
+      flops = 4 * 2 * 16 * 16 * 32;
+    } else if (kind == operation::dot) {
       sum = dot_bf16(rounds);
       flops = 16 * 64;
     } else if (kvcache::best_isa() >= kvcache::cpu_isa::avx512) {
@@ -182,7 +209,6 @@ inline double peak_flops(kvcache::thread_pool& pool, bool bf16) {
     } else
 #endif
     {
-      static_cast<void>(bf16);
       sum = multiply_add_plain(rounds);
     }
     sums[ith * 16] = sum;

@@ -126,7 +126,8 @@ void cpu_kernels<K, V>::run(const detail::attention_call& call, const cpu_backen
   if constexpr (std::is_same_v<K, bf16> && std::is_same_v<V, bf16>) {
     if (isa == cpu_isa::amx && call.q_dtype == dtype_id::bfloat16)
       return detail::cpu::run_share(call, ith, nth, detail::isa_avx512::run_unit_of_matrices);
-    if (isa == cpu_isa::avx512_dot && call.q_dtype == dtype_id::bfloat16)
+    const bool dots = options.isa == cpu_isa::avx512_dot || (isa == cpu_isa::avx512_dot && detail::dots_are_fast());
+    if (dots && call.q_dtype == dtype_id::bfloat16)
       return detail::cpu::run_share(call, ith, nth, detail::isa_avx512::run_unit_of_pairs);
   }
   if constexpr (dtype_traits<K>::bits <= 8 && dtype_traits<V>::bits <= 8) {

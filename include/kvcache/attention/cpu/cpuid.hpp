@@ -49,23 +49,30 @@ namespace detail {
 }
 #endif
 
-/// Whether the processor drops hints that it has no room for, so that a line is worth asking for again: AMD's do.
-/// Others wait until there is room, and a second hint costs as much as the first.
-[[nodiscard]] inline bool asks_again() noexcept {
+/// Whether the processor is one of Intel's, which decides what is fast there.
+[[nodiscard]] inline bool made_by_intel() noexcept {
 #if KVCACHE_X86
-  static const bool again = [] {
+  static const bool intel = [] {
     unsigned a = 0;
     unsigned b = 0;
     unsigned c = 0;
     unsigned d = 0;
-    constexpr unsigned intel = 0x756e'6547;  // "Genu"
-    return __get_cpuid(0, &a, &b, &c, &d) == 0 || b != intel;
+    constexpr unsigned genu = 0x756e'6547;  // "GenuineIntel" begins so
+    return __get_cpuid(0, &a, &b, &c, &d) != 0 && b == genu;
   }();
-  return again;
+  return intel;
 #else
-  return true;
+  return false;
 #endif
 }
+
+/// Whether hints that the processor has no room for are dropped, so that a line is worth asking for again. Intel's wait
+/// until there is room, and a second hint costs as much as the first.
+[[nodiscard]] inline bool asks_again() noexcept { return !made_by_intel(); }
+
+/// Whether a dot product of bf16 takes less than the multiply-adds of f32 that it stands for. On Sapphire Rapids it
+/// takes as long as four of them.
+[[nodiscard]] inline bool dots_are_fast() noexcept { return !made_by_intel(); }
 
 /// Asks the processor what it has, and the operating system whether it keeps the registers.
 [[nodiscard]] inline cpu_isa detect_isa() noexcept {
