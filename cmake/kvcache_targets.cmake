@@ -26,6 +26,20 @@ function(kvcache_setup_target target)
   set_target_properties(${target} PROPERTIES CXX_EXTENSIONS OFF)
 endfunction()
 
+# The CPU kernels for every pair of types that our own programs use. They are most of what these take to compile, so it
+# is done once: tests include cpu_kernels.hpp, which says that they are elsewhere; examples, which show what a user
+# writes, and benchmarks have it included by kvcache_share_kernels.
+set(KVCACHE_KERNELS ${PROJECT_SOURCE_DIR}/tests/support/cpu_kernels)
+add_library(kvcache_kernels STATIC EXCLUDE_FROM_ALL ${KVCACHE_KERNELS}.cpp)
+kvcache_setup_target(kvcache_kernels)
+
+# kvcache_share_kernels(TARGET SOURCES file...): these files of the target take kvcache_kernels and compile none.
+function(kvcache_share_kernels target)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES")
+  target_link_libraries(${target} PRIVATE kvcache_kernels)
+  set_property(SOURCE ${arg_SOURCES} APPEND PROPERTY COMPILE_OPTIONS -include ${KVCACHE_KERNELS}.hpp)
+endfunction()
+
 # The tests that ThreadSanitizer is for: those with the label threads.
 add_custom_target(kvcache_threaded_tests)
 # The tests that are run on every kind of processor: those with the label processor.

@@ -10,16 +10,6 @@
 namespace engine {
 namespace {
 
-const std::vector<kv_kind>& all_kv_kinds() {
-  static const std::vector<kv_kind> all = [] {
-    std::vector<kv_kind> kinds;
-    for (auto& list : {float_kv_kinds(), eight_bit_kv_kinds(), four_bit_kv_kinds()})
-      kinds.insert(kinds.end(), list.begin(), list.end());
-    return kinds;
-  }();
-  return all;
-}
-
 std::string listed(const std::vector<std::string>& names) {
   std::string out;
   for (const std::string& name : names) out += (out.empty() ? "" : ", ") + name;
@@ -31,7 +21,7 @@ const kv_kind& find_kv_kind(const std::string& dtype) {
   // What is the same for both has one name.
   const bool same = colon != std::string::npos && dtype.substr(0, colon) == dtype.substr(colon + 1);
   const std::string name = same ? dtype.substr(0, colon) : dtype;
-  for (const kv_kind& kind : all_kv_kinds())
+  for (const kv_kind& kind : kv_kinds())
     if (kind.name == name) return kind;
   throw bad_input("KV dtype '" + dtype.substr(0, 80) + "' is not compiled in; give one name for K and V, or K:V, of " +
                   listed(kv_dtype_names()));
@@ -48,7 +38,7 @@ void validate_block_size(std::uint32_t block_size) {
 
 std::vector<std::string> kv_dtype_names() {
   std::vector<std::string> out;
-  for (const kv_kind& kind : all_kv_kinds()) out.push_back(kind.name);
+  for (const kv_kind& kind : kv_kinds()) out.push_back(kind.name);
   return out;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Brings the kernels: for the source files that list dtypes, and for no other.
+// Brings the kernels: for the source file that lists dtypes, and for no other.
 #pragma once
 
 #include "kv_kinds.hpp"

@@ -3,12 +3,13 @@
 // format.
 #pragma once
 
-#include "format_kernels.hpp"
+#include <functional>
+
 #include "support.hpp"
 
 namespace kvcache_test {
 
-// Pairs whose kernels format_kernels.hpp has.
+// Pairs that several files take. cpu_kernels.hpp has their kernels.
 using fp8_small = kv_dtype<fp8_e4m3>;
 using fp8_large = kv_dtype<fp8_e5m2>;
 using int8 = kv_dtype<int8_per_token>;
@@ -53,23 +54,26 @@ inline scene<f32> plain_twin(const any_scene& s) {
   return twin;
 }
 
-template <class K, class V>
-std::string pair_text() {
-  return std::string(" ") + dtype_traits<K>::name + " " + dtype_traits<V>::name;
+/// What `hold` does for all types, compiled once: `run` is attention over the scene.
+inline void hold_runs(const any_scene& s, const expectation& e, const char* variant,
+                      const std::function<outcome(cpu_isa, unsigned threads, query_type)>& run) {
+  for (const cpu_isa isa : isas()) {
+    INFO(text(s.form(), isa) << " " << name(s.view().k_dtype) << " " << name(s.view().v_dtype) << " variant "
+                             << variant);
+    CHECK(distance(run(isa, 1, query_type::usual), e) < 1);
+    CHECK(distance(run(isa, 5, query_type::as_f32), e) < 1);
+    if (isa != isas().back()) continue;
+    CHECK(distance(run(isa, 1, query_type::as_f16), e) < 1);
+    CHECK(distance(run(isa, 1, query_type::as_bf16), e) < 1);
+  }
 }
 
 /// Holds a scene against the reference on every instruction set, with queries of every type, whole and cut for threads.
 template <class Variant, class K, class V, class Tail>
 void hold(const scene<K, V, Tail>& s, const variant_values& values = {}) {
-  const expectation e = expected<Variant>(s, values);
-  for (const cpu_isa isa : isas()) {
-    INFO(text(s.form(), isa) << (pair_text<K, V>()) << " variant " << Variant::name);
-    CHECK(distance(attend<Variant>(s, values, isa), e) < 1);
-    CHECK(distance(attend<Variant>(s, values, isa, 5, query_type::as_f32), e) < 1);
-    if (isa != isas().back()) continue;
-    CHECK(distance(attend<Variant>(s, values, isa, 1, query_type::as_f16), e) < 1);
-    CHECK(distance(attend<Variant>(s, values, isa, 1, query_type::as_bf16), e) < 1);
-  }
+  hold_runs(s, expected<Variant>(s, values), Variant::name, [&](cpu_isa isa, unsigned threads, query_type type) {
+    return attend<Variant>(s, values, isa, threads, type);
+  });
 }
 
 /// A pair of types over block sizes, head sizes and groups. Each combination of block size and head size falls to a

@@ -371,19 +371,22 @@ struct outcome {
 /// by 2^-8 of themselves at most. Whole numbers of 15 bits leave 2^-15 of the largest element of a query, those of 8
 /// bits 2^-8 of it: over 64 to 256 elements of either sign a logit is off by some 0.01 then, a few times as much at
 /// worst.
-template <class K, class V>
-double rounding_of(const shape& s, bool bf16_queries) {
-  if (std::is_same_v<K, bf16> && std::is_same_v<V, bf16>) return bf16_queries ? 0x1p-8 : 0;
+inline double rounding_of(const shape& s, dtype_id k_dtype, dtype_id v_dtype, bool bf16_queries) {
+  if (k_dtype == dtype_id::bfloat16 && v_dtype == dtype_id::bfloat16) return bf16_queries ? 0x1p-8 : 0;
   const auto whole_numbers = [](dtype_id id, std::uint32_t dim) {
     const quantization q = quantization_of(id);
     const bool whole =
         (q.bits == 8 || q.bits == 4) && dim >= 64 && dim % 16 == 0 && (q.per_channel || q.group == 0 || q.group >= 32);
     return whole ? q.bits : 0;
   };
-  const unsigned k = whole_numbers(dtype_traits<K>::id, s.head_dim);
-  const unsigned v = whole_numbers(dtype_traits<V>::id, s.v_dim());
+  const unsigned k = whole_numbers(k_dtype, s.head_dim);
+  const unsigned v = whole_numbers(v_dtype, s.v_dim());
   if (k == 0 || v == 0 || s.group >= 16) return 0;
   return k == 8 && v == 8 ? 0x1p-11 : 0x1p-4;
+}
+template <class K, class V>
+double rounding_of(const shape& s, bool bf16_queries) {
+  return rounding_of(s, dtype_traits<K>::id, dtype_traits<V>::id, bf16_queries);
 }
 
 inline float poison_value() { return std::bit_cast<float>(0x7fc0'0000u); }
@@ -396,6 +399,16 @@ enum class query_type : std::uint8_t {
   as_bf16,
 };
 
+template <class Q>
+std::vector<Q> narrowed(const rows_view<const float>& q) {
+  std::vector<Q> narrow(std::size_t{q.rows} * q.heads * q.head_dim);
+  std::size_t at = 0;
+  for (std::uint32_t r = 0; r < q.rows; ++r)
+    for (std::uint32_t h = 0; h < q.heads; ++h)
+      for (std::uint32_t d = 0; d < q.head_dim; ++d) narrow[at++] = from_float<Q>(q.at(r, h)[d]);
+  return narrow;
+}
+
 /// One thread's share of a run.
 template <class Attention>
 void run_share(const Attention& a, const attention_plan& plan, const kv_view& view, rows_view<const float> q,
@@ -405,11 +418,7 @@ void run_share(const Attention& a, const attention_plan& plan, const kv_view& vi
     type = a.options().backend.isa >= cpu_isa::avx512_dot ? query_type::as_bf16 : query_type::as_f32;
   if (type == query_type::as_f32) return a.run(plan, view, q, out, 0, 1, values, lse);
   const auto run_narrow = [&]<class Q>(Q) {
-    std::vector<Q> short_q(std::size_t{q.rows} * q.heads * q.head_dim);
-    std::size_t at = 0;
-    for (std::uint32_t r = 0; r < q.rows; ++r)
-      for (std::uint32_t h = 0; h < q.heads; ++h)
-        for (std::uint32_t d = 0; d < q.head_dim; ++d) short_q[at++] = from_float<Q>(q.at(r, h)[d]);
+    const std::vector<Q> short_q = narrowed<Q>(q);
     a.run(plan, view, rows_view<const Q>(short_q.data(), q.rows, q.heads, q.head_dim), out, 0, 1, values, lse);
   };
   if (type == query_type::as_f16) return run_narrow(f16{});

@@ -6,7 +6,6 @@
 #include <stdexcept>
 #include <thread>
 
-#include "format_kernels.hpp"
 #include "support.hpp"
 
 using namespace kvcache_test;

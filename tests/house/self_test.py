@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Plants faults in a small tree and sees each house script find them.   usage: self_test.py COMPILER"""
+import json
 import pathlib
+import subprocess
 import sys
 import tempfile
 import unittest
 
 import includes
+import kernels
 import layers
 import macros
 import snippets
@@ -195,6 +198,35 @@ class snippets_test(planted_tree):
     def test_missing_file(self):
         self.write("README.md", "<!-- snippet: examples/none.cpp -->\n```cpp\nint x;\n```\n")
         self.assert_found(snippets.check(self.root), "examples/none.cpp", "does not exist")
+
+
+class kernels_test(planted_tree):
+    TILE = "namespace kvcache::detail::isa_scalar {\nvoid run_tile(int) {}\n}\n"
+
+    def compile(self, source, text):
+        self.write(source, LICENCE + text)
+        command = f"{COMPILER} -c {source} -o object.o"
+        subprocess.run(command.split(), cwd=self.root, check=True)
+        self.write("compile_commands.json",
+                   json.dumps([{"file": source, "directory": str(self.root), "command": command}]))
+
+    def test_no_kernels(self):
+        self.compile("tests/a.cpp", "namespace kvcache::detail::isa_scalar {\nvoid run_tile(int);\n}\n"
+                     "void f() { kvcache::detail::isa_scalar::run_tile(1); }\n")
+        self.assertEqual(kernels.check(self.root), [])
+
+    def test_kernels_again(self):
+        self.compile("tests/a.cpp", self.TILE)
+        self.assert_found(kernels.check(self.root), "tests/a.cpp", "cpu_kernels.hpp")
+
+    def test_kernels_at_home(self):
+        self.compile("tests/cpu_kernels.cpp", self.TILE)
+        self.assertEqual(kernels.check(self.root), [])
+
+    def test_what_is_not_built(self):
+        self.compile("tests/a.cpp", self.TILE)
+        (self.root / "object.o").unlink()
+        self.assertEqual(kernels.check(self.root), [])
 
 
 if __name__ == "__main__":
