@@ -19,6 +19,7 @@ const std::vector<kv_kind>& kv_kinds() {
                                         compiled_kv_kind<bf16, f16>(),
                                         compiled_kv_kind<fp8_e4m3>(),
                                         compiled_kv_kind<fp8_e5m2>(),
+                                        compiled_kv_kind<f16, fp8_e4m3>(),
                                         compiled_kv_kind<rotated<fp8_e4m3>, fp8_e4m3>(),
                                         compiled_kv_kind<int8_per_token>(),
                                         compiled_kv_kind<int8_per_channel>(),

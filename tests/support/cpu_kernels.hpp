@@ -81,6 +81,7 @@ KVCACHE_KERNELS_EXTERN template struct cpu_kernels<int4_per_channel, int4_groupe
 KVCACHE_KERNELS_EXTERN template struct cpu_kernels<int4_per_channel, rotated<int4_grouped<32>>>;
 KVCACHE_KERNELS_EXTERN template struct cpu_kernels<int4_per_channel_symmetric, int4_grouped<32>>;
 KVCACHE_KERNELS_EXTERN template struct cpu_kernels<int2_per_channel, int4_grouped<32>>;
+KVCACHE_KERNELS_EXTERN template struct cpu_kernels<f16, fp8_e4m3>;
 KVCACHE_KERNELS_EXTERN template struct cpu_kernels<rotated<fp8_e4m3>, fp8_e4m3>;
 KVCACHE_KERNELS_EXTERN template struct cpu_kernels<rotated<int4_grouped<32>>, int4_grouped<32>>;
 KVCACHE_KERNELS_EXTERN template struct cpu_kernels<rotated<int4_grouped<32>>, int8_per_token>;
