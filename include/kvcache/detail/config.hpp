@@ -115,6 +115,16 @@
 #define KVCACHE_PREFETCH(address) static_cast<void>(address)
 #endif
 
+/// Sets a byte that other threads may set at the same time, and that is read where no other call runs. The umbrella
+/// does without <atomic>; the byte is written once, so that threads do not take its cache line from each other.
+#if defined(__GNUC__) || defined(__clang__)
+#define KVCACHE_SET_BYTE(byte) \
+  (__atomic_load_n(&(byte), __ATOMIC_RELAXED) != 0 ? static_cast<void>(0) \
+                                                   : __atomic_store_n(&(byte), 1, __ATOMIC_RELAXED))
+#else
+#define KVCACHE_SET_BYTE(byte) static_cast<void>((byte) = 1)
+#endif
+
 /// Stops the program with `text` when `condition` is false and checks are on; costs nothing otherwise.
 #if KVCACHE_CHECKS
 #define KVCACHE_ASSERT(condition, text) \
