@@ -117,7 +117,8 @@ class storage {
   using layout = std::conditional_t<kv_layout<typename Policies::layout>, typename Policies::layout, nhd>;
   using allocator = std::conditional_t<memory_allocator<typename Policies::allocator>, typename Policies::allocator,
                                        aligned_allocator>;
-  using tail_dtype = std::conditional_t<element<typename Policies::tail_dtype>, typename Policies::tail_dtype, bf16>;
+  using tail_dtype =
+      std::conditional_t<wide_element<typename Policies::tail_dtype>, typename Policies::tail_dtype, bf16>;
   using options = storage_options<allocator>;
   /// What K and V are stored in.
   static constexpr kv_format format{dtype_traits<typename dtype::k>::id, dtype_traits<typename dtype::v>::id};
@@ -436,7 +437,7 @@ class storage {
       "dtype needs `using k = T; using v = T;`, each T an element type (f32, f16, bf16, fp8_e4m3, fp8_e5m2) or "
       "a format of <kvcache/quantization.hpp>: kvcache::kv_dtype<K, V>");
   static_assert(std::is_same_v<typename Policies::tail_dtype, tail_dtype>,
-                "tail_dtype needs an element type, f16 or bf16");
+                "tail_dtype needs f32, f16 or bf16: what waits there is quantised from it");
   static_assert(kv_layout<typename Policies::layout>,
                 "layout needs `static constexpr const char* name` and `static constexpr kvcache::plane_strides "
                 "strides(std::uint32_t block_size, std::uint32_t heads, std::uint64_t head_bytes) noexcept`; is its "
