@@ -7,7 +7,6 @@
 #include <kvcache/quantise/channels.hpp>
 #include <kvcache/quantise/groups.hpp>
 #include <kvcache/quantise/rotate.hpp>
-#include <kvcache/quantise/scales.hpp>
 #include <kvcache/quantization.hpp>
 
 #include <cstddef>
@@ -27,9 +26,11 @@ inline void quantise_head(dtype_id dtype, const float* x, std::uint32_t dim, std
   KVCACHE_ASSERT(q.bits != 0 && !q.per_channel && dim > 0 && dim <= max_quantised_dim,
                  "quantise_head needs a format with scales per token, and a vector of 1 to 1024 elements");
   if (q.bits == 8)
-    detail::quantise_groups<8>(q, x, dim, codes, scales);
+    detail::quantise_groups<8, false>(q.group, x, dim, codes, scales);
+  else if (q.zero_points)
+    detail::quantise_groups<4, true>(q.group, x, dim, codes, scales);
   else
-    detail::quantise_groups<4>(q, x, dim, codes, scales);
+    detail::quantise_groups<4, false>(q.group, x, dim, codes, scales);
 }
 
 /// Seals one head of a block in a format whose scales are per channel: `read(token, x)` gives the head of a token as
@@ -43,33 +44,14 @@ void seal_head(dtype_id dtype, std::uint32_t tokens, std::uint32_t dim, const Re
   const quantization q = quantization_of(dtype);
   KVCACHE_ASSERT(q.per_channel && tokens > 0 && dim > 0 && dim <= max_quantised_dim,
                  "seal_head needs a format with scales per channel, a token, and vectors of 1 to 1024 elements");
-  detail::channel_encoders channels(dim);
-  for (std::uint32_t t = 0; t < tokens; ++t) {
-    read(t, channels.x());
-    channels.widen();
-  }
-  const bool spoilt = channels.spoilt();
-  if (spoilt) {
-    channels.start();
-    for (std::uint32_t t = 0; t < tokens; ++t) {
-      read(t, channels.x());
-      channels.widen_slowly();
-    }
-    channels.close();
-  }
-  const detail::code_grid grid(q);
-  channels.choose(grid, scales);
-  for (std::uint32_t t = 0; t < tokens; ++t) {
-    read(t, channels.x());
-    if (spoilt) channels.clean();
-    std::byte* const to = codes + static_cast<std::int64_t>(t) * token_stride;
-    if (q.bits == 8)
-      channels.encode<8>(grid, to);
-    else if (q.bits == 4)
-      channels.encode<4>(grid, to);
-    else
-      channels.encode<2>(grid, to);
-  }
+  if (q.bits == 8)
+    detail::seal_channels<8, false>(tokens, dim, read, codes, token_stride, scales);
+  else if (q.bits == 2)
+    detail::seal_channels<2, true>(tokens, dim, read, codes, token_stride, scales);
+  else if (q.zero_points)
+    detail::seal_channels<4, true>(tokens, dim, read, codes, token_stride, scales);
+  else
+    detail::seal_channels<4, false>(tokens, dim, read, codes, token_stride, scales);
 }
 
 /// The head of a token as floats, from its codes and from its scales or, per channel, those of its block. Each is the

@@ -85,6 +85,14 @@
 #define KVCACHE_UNROLL
 #endif
 
+/// g++ unrolls loops of up to 16 before it looks for vectors, and finds few after that; those that it is told to unroll
+/// by less than they have it leaves for vectors first. clang finds them either way.
+#if defined(__GNUC__) && !defined(__clang__)
+#define KVCACHE_UNROLL_BY(n) KVCACHE_PRAGMA(GCC unroll n)
+#else
+#define KVCACHE_UNROLL_BY(n)
+#endif
+
 /// Whether std::fma is an instruction. Then a compiler may also join a product and a sum, here and not there; what must
 /// come out the same in several places asks for it.
 #if defined(__FP_FAST_FMAF)

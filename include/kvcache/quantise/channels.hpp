@@ -105,7 +105,9 @@ class channel_encoders {
     for (std::uint32_t d = 0; d < dim_; ++d) x_[d] = value_range{low_[d], high_[d]}.within(x_[d]);
   }
 
-  void choose(const code_grid& grid, std::byte* scales) noexcept {
+  template <unsigned Bits, bool ZeroPoints>
+  void choose(std::byte* scales) noexcept {
+    constexpr code_grid grid(Bits, ZeroPoints);
     for (std::uint32_t d = 0; d < dim_; d += quantise_width) {
       run_of<float> low;
       run_of<float> high;
@@ -132,24 +134,23 @@ class channel_encoders {
       std::memcpy(factor_ + d, factor, sizeof factor);
       const std::size_t bytes = sizeof(bf16) * (dim_ - d < quantise_width ? dim_ - d : quantise_width);
       std::memcpy(scales + std::size_t{d} * sizeof(bf16), scale_run, bytes);
-      if (grid.zero_points) std::memcpy(scales + (std::size_t{dim_} + d) * sizeof(bf16), zero_run, bytes);
+      if (ZeroPoints) std::memcpy(scales + (std::size_t{dim_} + d) * sizeof(bf16), zero_run, bytes);
     }
   }
 
-  template <unsigned Bits>
-  void encode(const code_grid& grid, std::byte* codes) const noexcept {
-    const float top = top_parts(grid);
-    const std::int32_t offset = offset_parts(grid);
+  template <unsigned Bits, bool ZeroPoints>
+  void encode(std::byte* codes) const noexcept {
     for (std::uint32_t d = 0; d < dim_; d += quantise_width) {
       run_of<float> x;
       run_of<float> origin;
       run_of<float> factor;
-      run_of<std::uint8_t> run_codes;
       std::memcpy(x, x_ + d, sizeof x);
       std::memcpy(origin, origin_ + d, sizeof origin);
       std::memcpy(factor, factor_ + d, sizeof factor);
-      for (std::uint32_t j = 0; j < quantise_width; ++j)
-        run_codes[j] = code_of(x[j], origin[j], factor[j], top, offset);
+      run_of<float> parts;
+      for (std::uint32_t j = 0; j < quantise_width; ++j) parts[j] = (ZeroPoints ? x[j] - origin[j] : x[j]) * factor[j];
+      run_of<std::int32_t> run_codes;
+      nearest_codes<Bits, ZeroPoints>(parts, run_codes);
       store_codes<Bits>(run_codes, dim_ - d, codes + d * Bits / 8);
     }
   }
@@ -164,5 +165,30 @@ class channel_encoders {
   float origin_[max_quantised_dim];
   float factor_[max_quantised_dim];
 };
+
+template <unsigned Bits, bool ZeroPoints, class Read>
+void seal_channels(std::uint32_t tokens, std::uint32_t dim, const Read& read, std::byte* codes,
+                   std::int64_t token_stride, std::byte* scales) noexcept {
+  channel_encoders channels(dim);
+  for (std::uint32_t t = 0; t < tokens; ++t) {
+    read(t, channels.x());
+    channels.widen();
+  }
+  const bool spoilt = channels.spoilt();
+  if (spoilt) {
+    channels.start();
+    for (std::uint32_t t = 0; t < tokens; ++t) {
+      read(t, channels.x());
+      channels.widen_slowly();
+    }
+    channels.close();
+  }
+  channels.choose<Bits, ZeroPoints>(scales);
+  for (std::uint32_t t = 0; t < tokens; ++t) {
+    read(t, channels.x());
+    if (spoilt) channels.clean();
+    channels.encode<Bits, ZeroPoints>(codes + static_cast<std::int64_t>(t) * token_stride);
+  }
+}
 
 }  // namespace kvcache::detail

@@ -14,22 +14,26 @@ namespace kvcache::detail {
 template <unsigned Bits>
 inline constexpr std::uint32_t run_bytes = quantise_width* Bits / 8;
 
-/// Stores `count` codes of a run, at most all; what no code takes of the last byte becomes 0. Codes of 8 bits are
-/// signed.
+/// Stores `count` codes of a run, at most all; what no code takes of the last byte becomes 0.
 template <unsigned Bits>
-KVCACHE_ALWAYS_INLINE void store_codes(run_of<std::uint8_t>& codes, std::uint32_t count, std::byte* to) noexcept {
+KVCACHE_ALWAYS_INLINE void store_codes(run_of<std::int32_t>& codes, std::uint32_t count, std::byte* to) noexcept {
   if (count < quantise_width)
     for (std::uint32_t j = count; j < quantise_width; ++j) codes[j] = 0;
-  std::uint8_t packed[run_bytes<Bits>];
-  for (std::uint32_t i = 0; i < run_bytes<Bits>; ++i) {
+  constexpr std::uint32_t size = run_bytes<Bits>;
+  // Codes of a byte are joined before they are made bytes: as bytes, each would be packed by itself.
+  std::int32_t joined[size];
+  KVCACHE_UNROLL_BY(8)
+  for (std::uint32_t i = 0; i < size; ++i) {
     if constexpr (Bits == 8)
-      packed[i] = codes[i] ^ 0x80u;
+      joined[i] = codes[i];
     else if constexpr (Bits == 4)
-      packed[i] = static_cast<std::uint8_t>(codes[2 * i] | codes[2 * i + 1] << 4);
+      joined[i] = codes[2 * i] | codes[2 * i + 1] << 4;
     else
-      packed[i] = static_cast<std::uint8_t>(codes[4 * i] | codes[4 * i + 1] << 2 | codes[4 * i + 2] << 4 |
-                                            codes[4 * i + 3] << 6);
+      joined[i] = codes[4 * i] | codes[4 * i + 1] << 2 | codes[4 * i + 2] << 4 | codes[4 * i + 3] << 6;
   }
+  std::uint8_t packed[size];
+  KVCACHE_UNROLL_BY(8)
+  for (std::uint32_t i = 0; i < size; ++i) packed[i] = static_cast<std::uint8_t>(joined[i]);
   if (count >= quantise_width)
     std::memcpy(to, packed, sizeof packed);
   else

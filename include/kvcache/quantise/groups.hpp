@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <kvcache/detail/config.hpp>
 #include <kvcache/dtype.hpp>
 #include <kvcache/quantise/codes.hpp>
-#include <kvcache/quantise/ranges.hpp>
+#include <kvcache/quantise/group_ranges.hpp>
 #include <kvcache/quantise/runs.hpp>
 #include <kvcache/quantise/scales.hpp>
 #include <kvcache/quantization.hpp>
@@ -17,75 +18,115 @@
 
 namespace kvcache::detail {
 
-/// Elements in the group that begins at `first`.
-[[nodiscard]] constexpr std::uint32_t group_size(quantization q, std::uint32_t dim, std::uint32_t first) noexcept {
-  return q.group == 0 || dim - first < q.group ? dim - first : q.group;
-}
-
-/// The ranges of all groups, in what their scales and zero points are, and `x` itself or, where something is unusual,
-/// a copy in `encoded` that is not. `origin` and `factor` are those of the groups' codes.
-inline const float* choose_groups(quantization q, const float* x, std::uint32_t dim, std::byte* scales, float* encoded,
-                                  float* origin, float* factor) noexcept {
-  const code_grid grid(q);
-  const std::uint32_t count = q.scales(dim);
-  const float* from = x;
-  std::uint32_t first = 0;
-  for (std::uint32_t g = 0; g < count; ++g) {
-    const std::uint32_t size = group_size(q, dim, first);
-    value_range range;
-    if (!usual_range(x + first, size, range)) {
-      if (from == x) {
-        std::memcpy(encoded, x, dim * sizeof(float));
-        from = encoded;
-      }
-      range = clean(x + first, size, encoded + first);
-    }
-    const encoder e = encoder_of(grid, range.low, range.high);
-    origin[g] = std::bit_cast<float>(e.zero);
-    factor[g] = factor_for(e.scale);
-    constexpr bf16 no_number{0x7fc0};
-    write_scale(scales, g, range.nan && !q.zero_points ? no_number : upper_half(e.scale));
-    if (q.zero_points) write_scale(scales, count + g, range.nan ? no_number : upper_half(e.zero));
-    first += size;
+/// From ranges to scales and zero points, as they are stored and as what codes are made with.
+template <unsigned Bits, bool ZeroPoints>
+KVCACHE_ALWAYS_INLINE void choose_scales(std::uint32_t count, head_groups& groups, std::byte* scales) noexcept {
+  for (std::uint32_t g = count; g % groups_at_once != 0; ++g) {
+    std::memset(groups.low[g], 0, sizeof groups.low[g]);
+    std::memset(groups.high[g], 0, sizeof groups.high[g]);
   }
-  return from;
+  for (std::uint32_t g = 0; g < count; g += groups_at_once) {
+    const std::uint32_t some = count - g < groups_at_once ? count - g : groups_at_once;
+    const float(*const lows)[range_lanes] = groups.low + g;
+    const float(*const highs)[range_lanes] = groups.high + g;
+    float low[groups_at_once];
+    float high[groups_at_once];
+    KVCACHE_UNROLL_BY(1)
+    for (std::uint32_t j = 0; j < groups_at_once; ++j) {
+      const float a = lows[j][0] < lows[j][1] ? lows[j][0] : lows[j][1];
+      const float b = lows[j][2] < lows[j][3] ? lows[j][2] : lows[j][3];
+      low[j] = a < b ? a : b;
+    }
+    KVCACHE_UNROLL_BY(1)
+    for (std::uint32_t j = 0; j < groups_at_once; ++j) {
+      const float a = highs[j][0] > highs[j][1] ? highs[j][0] : highs[j][1];
+      const float b = highs[j][2] > highs[j][3] ? highs[j][2] : highs[j][3];
+      high[j] = a > b ? a : b;
+    }
+    constexpr code_grid grid(Bits, ZeroPoints);
+    std::uint32_t scale[groups_at_once];
+    std::uint32_t zero[groups_at_once];
+    KVCACHE_UNROLL_BY(1)
+    for (std::uint32_t j = 0; j < groups_at_once; ++j) {
+      const encoder e = encoder_of(grid, low[j], high[j]);
+      scale[j] = e.scale;
+      zero[j] = e.zero;
+    }
+    for (std::uint32_t j = 0; j < some; ++j) {
+      groups.origin[g + j] = std::bit_cast<float>(zero[j]);
+      groups.factor[g + j] = factor_for(scale[j]);
+      write_scale(scales, g + j, upper_half(scale[j]));
+      if (ZeroPoints) write_scale(scales, count + g + j, upper_half(zero[j]));
+    }
+  }
 }
 
-template <unsigned Bits>
-void quantise_groups(quantization q, const float* x, std::uint32_t dim, std::byte* codes, std::byte* scales) noexcept {
-  constexpr std::uint32_t most_groups = max_quantised_dim / 16;
-  float encoded[max_quantised_dim];
-  float origin[most_groups + 1];
-  float factor[most_groups + 1];
-  const float* const from = choose_groups(q, x, dim, scales, encoded, origin, factor);
-  const code_grid grid(q);
-  const float top = top_parts(grid);
-  const std::int32_t offset = offset_parts(grid);
+/// Encodes a run or the first `count` elements of one, whose halves have an origin and a factor each or, without
+/// `TwoGroups`, the first ones.
+template <unsigned Bits, bool ZeroPoints, bool TwoGroups>
+KVCACHE_ALWAYS_INLINE void encode_run(const float* x, const float (&origins)[2], const float (&factors)[2],
+                                      std::uint32_t count, std::byte* to) noexcept {
+  const float origin = origins[0];
+  const float factor = factors[0];
+  run_of<float> steps;
+  if constexpr (TwoGroups) {
+    const float next_origin = origins[1];
+    const float next_factor = factors[1];
+    run_of<float> from;
+    run_of<float> by;
+    for (std::uint32_t j = 0; j < quantise_width; ++j) {
+      from[j] = j < half_run ? origin : next_origin;
+      by[j] = j < half_run ? factor : next_factor;
+    }
+    for (std::uint32_t j = 0; j < quantise_width; ++j) steps[j] = (ZeroPoints ? x[j] - from[j] : x[j]) * by[j];
+  } else {
+    for (std::uint32_t j = 0; j < quantise_width; ++j) steps[j] = (ZeroPoints ? x[j] - origin : x[j]) * factor;
+  }
+  run_of<std::int32_t> codes;
+  nearest_codes<Bits, ZeroPoints>(steps, codes);
+  store_codes<Bits>(codes, count, to);
+}
+
+template <unsigned Bits, bool ZeroPoints, bool TwoGroups>
+KVCACHE_ALWAYS_INLINE void encode_groups(std::uint32_t group, const float* x, std::uint32_t dim,
+                                         const head_groups& groups, std::byte* codes) noexcept {
+  std::uint32_t g = 0;
+  std::uint32_t end = group;  // of group g
   for (std::uint32_t i = 0; i < dim; i += quantise_width) {
-    run_of<float> run;
-    run_of<std::uint8_t> run_codes;
-    load_run(from + i, dim - i, run);
-    if (q.group == quantise_width / 2) {  // two groups to a run
-      const std::uint32_t g = i / (quantise_width / 2);
-      const std::uint32_t next = dim - i > quantise_width / 2 ? g + 1 : g;
-      const float origins[] = {origin[g], origin[next]};
-      const float factors[] = {factor[g], factor[next]};
-      run_of<float> from_there;
-      run_of<float> by;
-      for (std::uint32_t j = 0; j < quantise_width; ++j) {
-        from_there[j] = j < quantise_width / 2 ? origins[0] : origins[1];
-        by[j] = j < quantise_width / 2 ? factors[0] : factors[1];
-      }
-      for (std::uint32_t j = 0; j < quantise_width; ++j)
-        run_codes[j] = code_of(run[j], from_there[j], by[j], top, offset);
+    for (; end <= i; end += group) ++g;
+    const std::uint32_t next = TwoGroups && dim - i > half_run ? g + 1 : g;
+    const float origins[] = {groups.origin[g], groups.origin[next]};
+    const float factors[] = {groups.factor[g], groups.factor[next]};
+    std::byte* const to = codes + i * Bits / 8;
+    if (dim - i >= quantise_width) {
+      encode_run<Bits, ZeroPoints, TwoGroups>(x + i, origins, factors, quantise_width, to);
     } else {
-      const std::uint32_t g = q.group == 0 ? 0 : i / q.group;
-      const float from_there = origin[g];
-      const float by = factor[g];
-      for (std::uint32_t j = 0; j < quantise_width; ++j) run_codes[j] = code_of(run[j], from_there, by, top, offset);
+      run_of<float> run;
+      load_run(x + i, dim - i, run);
+      encode_run<Bits, ZeroPoints, TwoGroups>(run, origins, factors, dim - i, to);
     }
-    store_codes<Bits>(run_codes, dim - i, codes + i * Bits / 8);
   }
+}
+
+/// Precondition: `group` is a power of two from 16 up, or 0: all elements are one.
+template <unsigned Bits, bool ZeroPoints>
+void quantise_groups(std::uint32_t group, const float* x, std::uint32_t dim, std::byte* codes,
+                     std::byte* scales) noexcept {
+  const std::uint32_t count = group == 0 ? 1 : (dim + group - 1) >> std::countr_zero(group);
+  const std::uint32_t size = group == 0 ? (dim + half_run - 1) / half_run * half_run : group;
+  float encoded[max_quantised_dim];
+  head_groups groups;
+  const bool usual = usual_ranges(size, x, dim, groups);
+  if (!usual) clean_groups(size, x, dim, encoded, groups);
+  choose_scales<Bits, ZeroPoints>(count, groups, scales);
+  const float* const from = usual ? x : encoded;
+  if (size == half_run)
+    encode_groups<Bits, ZeroPoints, true>(size, from, dim, groups, codes);
+  else
+    encode_groups<Bits, ZeroPoints, false>(size, from, dim, groups, codes);
+  constexpr bf16 no_number{0x7fc0};
+  for (std::uint32_t g = 0; !usual && g < count; ++g)
+    if (groups.no_number[g]) write_scale(scales, ZeroPoints ? count + g : g, no_number);
 }
 
 template <unsigned Bits>

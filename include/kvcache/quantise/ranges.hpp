@@ -6,7 +6,6 @@
 
 #include <bit>
 #include <cstdint>
-#include <cstring>
 
 namespace kvcache::detail {
 
@@ -65,39 +64,6 @@ KVCACHE_ALWAYS_INLINE void widen_run(const run_of<float>& x, run_of<float>& low,
   std::uint32_t other = 0;
   for (const std::uint32_t o : others) other |= o;
   return (other >> 31) != 0;
-}
-
-/// The range of `count` elements, at least one. False where one is unusual; the range is then of no use.
-[[nodiscard]] KVCACHE_ALWAYS_INLINE bool usual_range(const float* x, std::uint32_t count, value_range& r) noexcept {
-  run_of<float> low;
-  run_of<float> high;
-  run_of<std::uint32_t> others = {};
-  load_run(x, count, low);
-  std::memcpy(high, low, sizeof high);
-  for (std::uint32_t i = 0; i < count; i += quantise_width) {
-    run_of<float> run;
-    load_run(x + i, count - i, run);
-    widen_run(run, low, high, others);
-  }
-  for (std::uint32_t j = 0; j < 16; ++j) {
-    low[j] = low[j + 16] < low[j] ? low[j + 16] : low[j];
-    high[j] = high[j + 16] > high[j] ? high[j + 16] : high[j];
-  }
-  for (std::uint32_t j = 0; j < 8; ++j) {
-    low[j] = low[j + 8] < low[j] ? low[j + 8] : low[j];
-    high[j] = high[j + 8] > high[j] ? high[j + 8] : high[j];
-  }
-  for (std::uint32_t j = 0; j < 4; ++j) {
-    low[j] = low[j + 4] < low[j] ? low[j + 4] : low[j];
-    high[j] = high[j + 4] > high[j] ? high[j + 4] : high[j];
-  }
-  r.low = low[0];
-  r.high = high[0];
-  for (std::uint32_t j = 1; j < 4; ++j) {
-    r.low = low[j] < r.low ? low[j] : r.low;
-    r.high = high[j] > r.high ? high[j] : r.high;
-  }
-  return !any_unusual(others);
 }
 
 /// The range of elements some of which are unusual, and the elements as they are encoded.

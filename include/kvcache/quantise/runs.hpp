@@ -4,7 +4,6 @@
 #include <kvcache/detail/config.hpp>
 
 #include <cstdint>
-#include <cstring>
 
 // What is stored must not depend on how a program was compiled. So nothing in this folder divides or sums up floats in
 // a way that -ffast-math might change, no sum follows a product that it could be fused with, and subnormal numbers
@@ -18,16 +17,10 @@ inline constexpr std::uint32_t quantise_width = 32;
 template <class T>
 using run_of = T[quantise_width];
 
-/// `count` elements, at most a run. What a run has too much repeats the first.
+/// `count` elements, at most a run. What a run has too much repeats the first of its last half.
 KVCACHE_ALWAYS_INLINE void load_run(const float* x, std::uint32_t count, run_of<float>& run) noexcept {
-  if (count >= quantise_width) {
-    std::memcpy(run, x, sizeof run);
-  } else if (count == quantise_width / 2) {
-    std::memcpy(run, x, sizeof run / 2);
-    std::memcpy(run + quantise_width / 2, x, sizeof run / 2);
-  } else {
-    for (std::uint32_t j = 0; j < quantise_width; ++j) run[j] = x[j < count ? j : 0];
-  }
+  const std::uint32_t last = count > quantise_width / 2 ? quantise_width / 2 : 0;
+  for (std::uint32_t j = 0; j < quantise_width; ++j) run[j] = x[j < count ? j : last];
 }
 
 }  // namespace kvcache::detail

@@ -3,7 +3,7 @@
 
 #include <kvcache/detail/config.hpp>
 #include <kvcache/dtype.hpp>
-#include <kvcache/quantization.hpp>
+#include <kvcache/quantise/runs.hpp>
 
 #include <bit>
 #include <cstddef>
@@ -17,19 +17,15 @@ struct code_grid {
   bool zero_points;
   bool signed_scale;  ///< the scale has the sign that brings the element of largest magnitude to the lowest code
   float steps;        ///< scales from the origin to the element that is farthest from it
-  float top;          ///< the largest (x - origin) / scale that has a code
   float offset;
 
-  explicit constexpr code_grid(quantization q) noexcept
-      : zero_points(q.zero_points),
-        signed_scale(!q.zero_points && q.bits == 4),
-        steps(q.zero_points ? static_cast<float>((1 << q.bits) - 1)
-              : q.bits == 8 ? 127.0f
-                            : 8.0f),
-        top(signed_scale ? 7.0f : steps),
-        offset(q.zero_points ? 0.0f
-               : q.bits == 8 ? 128.0f
-                             : 8.0f) {}
+  constexpr code_grid(unsigned bits, bool has_zero_points) noexcept
+      : zero_points(has_zero_points),
+        signed_scale(!zero_points && bits == 4),
+        steps(zero_points ? static_cast<float>((1 << bits) - 1)
+              : bits == 8 ? 127.0f
+                          : 8.0f),
+        offset(signed_scale ? 8.0f : 0.0f) {}
 };
 
 /// Codes are worked out in parts of so many to a step, so that rounding is a matter of integers.
@@ -90,16 +86,19 @@ struct encoder {
   return {none ? 0u : scale | sign, zero};
 }
 
-/// The code nearest to x, of two the upper one, within 1 / code_parts of a step.
-[[nodiscard]] KVCACHE_ALWAYS_INLINE constexpr std::uint8_t code_of(float x, float origin, float factor, float top,
-                                                                   std::int32_t offset) noexcept {
-  const float parts = (x - origin) * factor;
-  const float within = parts < top ? parts : top;
-  return static_cast<std::uint8_t>((static_cast<std::int32_t>(within) + offset) >> 16);
-}
-[[nodiscard]] constexpr float top_parts(const code_grid& grid) noexcept { return grid.top * code_parts; }
-[[nodiscard]] constexpr std::int32_t offset_parts(const code_grid& grid) noexcept {
-  return static_cast<std::int32_t>((grid.offset + 0.5f) * code_parts);
+/// The codes nearest to (x - origin) / scale, of two the upper one, within 1 / code_parts of a step; `parts` are that
+/// many times as large.
+template <unsigned Bits, bool ZeroPoints>
+KVCACHE_ALWAYS_INLINE void nearest_codes(const run_of<float>& parts, run_of<std::int32_t>& codes) noexcept {
+  constexpr code_grid grid(Bits, ZeroPoints);
+  constexpr auto offset = static_cast<std::int32_t>((grid.offset + 0.5f) * code_parts);
+  for (std::uint32_t j = 0; j < quantise_width; ++j) codes[j] = (static_cast<std::int32_t>(parts[j]) + offset) >> 16;
+  if constexpr (grid.signed_scale) {  // the largest of the other sign may lie a step too far
+    std::int16_t words[2 * quantise_width];
+    std::memcpy(words, codes, sizeof words);
+    for (std::int16_t& w : words) w = w < 15 ? w : std::int16_t{15};
+    std::memcpy(codes, words, sizeof words);
+  }
 }
 
 inline void write_scale(std::byte* scales, std::uint32_t index, bf16 x) noexcept {
