@@ -133,7 +133,9 @@ KVCACHE_ALWAYS_INLINE void convert_run(const From* in, To* out) noexcept {
 }  // namespace detail
 
 /// Converts `count` elements by way of f32: widening is exact, narrowing rounds to nearest, ties to even. The same type
-/// is a copy, bit for bit. The ranges do not overlap. O(count).
+/// is a copy, bit for bit. The ranges do not overlap. O(count). The thread's floating-point rounding mode has to be the
+/// usual one, to nearest, where what is written is fp8: elements below its normal numbers are rounded as it says. All
+/// other results are the same in every mode.
 template <element From, element To>
 void convert(const From* in, std::size_t count, To* out) noexcept {
   if constexpr (std::is_same_v<From, To>) {

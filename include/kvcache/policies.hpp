@@ -21,7 +21,8 @@ struct policies {
   static constexpr unsigned block_size = 16;
   /// What K and V are stored in: element types, or formats of <kvcache/quantization.hpp>.
   using dtype = kv_dtype<bf16>;
-  /// What tokens wait in where a format seals whole blocks, and what layers are kept in that are not to be quantised.
+  /// What tokens wait in where a format seals whole blocks, and what layers are kept in that are not to be quantised:
+  /// f32, f16 or bf16.
   using tail_dtype = bf16;
   /// Order of tokens and heads inside a block.
   using layout = nhd;

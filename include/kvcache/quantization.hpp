@@ -160,6 +160,9 @@ struct quantization {
   return std::uint64_t{q.scales(dim)} * (q.zero_points ? 4u : 2u);
 }
 
+/// The longest vector that can be quantised or rotated.
+inline constexpr std::uint32_t max_quantised_dim = 1024;
+
 /// One head of K or V of a token, or of a whole block from its first token on, in memory.
 struct stored_head {
   const std::byte* codes = nullptr;   ///< or elements

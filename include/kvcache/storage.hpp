@@ -4,6 +4,7 @@
 #include <kvcache/append.hpp>
 #include <kvcache/concepts.hpp>
 #include <kvcache/copy.hpp>
+#include <kvcache/detail/config.hpp>
 #include <kvcache/dtype.hpp>
 #include <kvcache/error.hpp>
 #include <kvcache/geometry.hpp>
@@ -116,7 +117,8 @@ class storage {
   using layout = std::conditional_t<kv_layout<typename Policies::layout>, typename Policies::layout, nhd>;
   using allocator = std::conditional_t<memory_allocator<typename Policies::allocator>, typename Policies::allocator,
                                        aligned_allocator>;
-  using tail_dtype = std::conditional_t<element<typename Policies::tail_dtype>, typename Policies::tail_dtype, bf16>;
+  using tail_dtype =
+      std::conditional_t<wide_element<typename Policies::tail_dtype>, typename Policies::tail_dtype, bf16>;
   using options = storage_options<allocator>;
   /// What K and V are stored in.
   static constexpr kv_format format{dtype_traits<typename dtype::k>::id, dtype_traits<typename dtype::v>::id};
@@ -128,6 +130,7 @@ class storage {
   /// dtype or pass 64-bit offsets, and system_failure where the allocator has no memory.
   explicit storage(const kvcache::geometry& shape, options chosen) : storage(shape, std::move(chosen), 0) {
     check_size(0);
+    appended_.resize(shape.layers);
     const std::uint64_t bytes = this->bytes();
     if (bytes > SIZE_MAX) refuse_size();
     memory_ = static_cast<std::byte*>(allocator_.allocate(static_cast<std::size_t>(bytes), plane_alignment));
@@ -141,6 +144,7 @@ class storage {
     memory_ = pool;
     tails_ = tails;
     check_size(pool_block);
+    appended_.resize(shape.layers);
     if (bytes_per_block() > pool_block)
       detail::raise<invalid_argument>("storage: a block takes " + std::to_string(bytes_per_block()) +
                                       " bytes, the pool's blocks have " + std::to_string(pool_block) +
@@ -155,6 +159,7 @@ class storage {
         tail_blocks_(other.tail_blocks_),
         wide_layers_(std::move(other.wide_layers_)),
         key_offsets_(std::move(other.key_offsets_)),
+        appended_(std::move(other.appended_)),
         pool_block_(other.pool_block_),
         memory_(std::exchange(other.memory_, nullptr)),
         tails_(other.tails_) {}
@@ -168,6 +173,7 @@ class storage {
       tail_blocks_ = other.tail_blocks_;
       wide_layers_ = std::move(other.wide_layers_);
       key_offsets_ = std::move(other.key_offsets_);
+      appended_ = std::move(other.appended_);
       pool_block_ = other.pool_block_;
       memory_ = std::exchange(other.memory_, nullptr);
       tails_ = other.tails_;
@@ -249,8 +255,9 @@ class storage {
   ///
   /// Once for a layer, before its first append and before views of it are taken: views have what was set when they were
   /// taken, and keys that lie in the pool already would be read as if they had been shifted. Raises invalid_argument,
-  /// naming value and limit, where there is no such layer, it has an offset, the offset has another size or holds what
-  /// is not finite. Copies the offset. O(kv_heads * head_dim). Not beside other calls.
+  /// naming value and limit, where there is no such layer, it has an offset, this storage's append has written to it,
+  /// the offset has another size or holds what is not finite. Keys that came by way of a view, or that the memory held
+  /// from the first, it does not see. Copies the offset. O(kv_heads * head_dim). Not beside other calls.
   void set_key_offset(std::uint32_t layer, std::span<const float> offset) {
     const auto refuse = [&](const std::string& text) {
       detail::raise<invalid_argument>("storage: key offset of layer " + std::to_string(layer) + ": " + text);
@@ -271,6 +278,10 @@ class storage {
                ", it has to be finite; calibrate with keys that are");
     if (key_offsets_.empty()) key_offsets_.resize(geometry_.layers);
     if (!key_offsets_[layer].empty()) refuse("it is set already, and keys are stored by it; set it once");
+    if (appended_[layer] != 0)
+      refuse(
+          "rows of keys were appended to it, 0 possible, since they would be read as if they had been shifted; set it "
+          "before the first append");
     key_offsets_[layer].assign(offset.begin(), offset.end());
   }
 
@@ -280,6 +291,7 @@ class storage {
   void append(std::uint32_t layer, const rows_view<K>& k, const rows_view<V>& v, std::span<const slot_id> slots,
               unsigned ith = 0, unsigned nth = 1) {
     detail::append_beyond_null(view(layer), k, v, slots, ith, nth);
+    if (k.rows != 0) KVCACHE_SET_BYTE(appended_[layer]);
   }
 
   /// kvcache::copy in every layer, in the given order.
@@ -414,6 +426,7 @@ class storage {
   std::uint32_t tail_blocks_ = 0;
   std::vector<std::uint32_t> wide_layers_;
   std::vector<std::vector<float>> key_offsets_;  // of each layer, or empty; nothing where no layer has one
+  std::vector<unsigned char> appended_;          // of each layer: not 0 where append has written to it
   std::uint64_t pool_block_ = 0;  // bytes of a block that groups share; 0: the memory is this storage's own
   std::byte* memory_ = nullptr;
   std::byte* tails_ = nullptr;
@@ -424,7 +437,7 @@ class storage {
       "dtype needs `using k = T; using v = T;`, each T an element type (f32, f16, bf16, fp8_e4m3, fp8_e5m2) or "
       "a format of <kvcache/quantization.hpp>: kvcache::kv_dtype<K, V>");
   static_assert(std::is_same_v<typename Policies::tail_dtype, tail_dtype>,
-                "tail_dtype needs an element type, f16 or bf16");
+                "tail_dtype needs f32, f16 or bf16: what waits there is quantised from it");
   static_assert(kv_layout<typename Policies::layout>,
                 "layout needs `static constexpr const char* name` and `static constexpr kvcache::plane_strides "
                 "strides(std::uint32_t block_size, std::uint32_t heads, std::uint64_t head_bytes) noexcept`; is its "

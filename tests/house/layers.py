@@ -11,6 +11,7 @@ CONTRACTS = {"concepts.hpp", "policies.hpp", "dispatch.hpp"}
 FILE_ROOMS = {"kvcache.hpp": "umbrella", "version.hpp": "version", "cache.hpp": "cache", "storage.hpp": "storage",
               "any_storage.hpp": "storage", "append.hpp": "storage", "copy.hpp": "storage", "seal.hpp": "storage"}
 FOLDER_ROOMS = {"eviction", "memory", "layout", "blocks", "attention", "tier", "schedule", "observe", "cuda", "detail"}
+VOCABULARY_FOLDERS = {"quantise"}
 
 BASE = {"version", "config", "detail", "vocabulary"}
 POLICIES = {"eviction", "memory", "layout"}
@@ -50,6 +51,8 @@ def room(name):
     if parts == ["detail", "config.hpp"]:
         return "config"
     if len(parts) > 1:
+        if parts[0] in VOCABULARY_FOLDERS:
+            return "vocabulary"
         if parts[0] not in FOLDER_ROOMS:
             raise KeyError(f"{name}: no room named '{parts[0]}'; add it to layers.py with the rooms it may include")
         return parts[0]

@@ -67,7 +67,8 @@ class layers_test(planted_tree):
                              ("blocks/block_pool.hpp", "attention/plan.hpp"), ("storage.hpp", "tier/host.hpp"),
                              ("cache.hpp", "schedule/scheduler.hpp"), ("schedule/scheduler.hpp", "cache.hpp"),
                              ("observe/stats.hpp", "cache.hpp"), ("cache.hpp", "kvcache.hpp"),
-                             ("cache.hpp", "cuda/append.hpp"), ("cuda/append.hpp", "blocks/block_pool.hpp")]:
+                             ("cache.hpp", "cuda/append.hpp"), ("cuda/append.hpp", "blocks/block_pool.hpp"),
+                             ("quantise/codes.hpp", "storage.hpp")]:
             with self.subTest(name=name, target=target):
                 texts = {f"kvcache/{name}": f"#include <kvcache/{target}>\n", f"kvcache/{target}": ""}
                 self.assert_found(layers.check_edges(texts), f"kvcache/{name}", f"kvcache/{target}", "may include")
@@ -75,7 +76,8 @@ class layers_test(planted_tree):
     def test_edges_along_the_direction(self):
         for name, target in [("schedule/scheduler.hpp", "blocks/block_manager.hpp"), ("cache.hpp", "storage.hpp"),
                              ("attention/cpu/kernel.hpp", "attention/plan.hpp"), ("cuda/append.cuh", "storage.hpp"),
-                             ("storage.hpp", "layout/nhd.hpp"), ("types.hpp", "detail/bits.hpp")]:
+                             ("storage.hpp", "layout/nhd.hpp"), ("types.hpp", "detail/bits.hpp"),
+                             ("storage.hpp", "quantise/rotate.hpp"), ("quantise/codes.hpp", "dtype.hpp")]:
             with self.subTest(name=name, target=target):
                 texts = {f"kvcache/{name}": f"#include <kvcache/{target}>\n", f"kvcache/{target}": ""}
                 self.assertEqual(list(layers.check_edges(texts)), [])

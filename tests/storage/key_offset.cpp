@@ -206,6 +206,33 @@ TEST_CASE("offsets that cannot be are refused with value, limit and remedy, and 
                     contains_text("1025") && contains_text("at most 1024") && contains_text("shifted"));
 }
 
+TEST_CASE("an offset is refused for a layer that keys were appended to, and for no other") {
+  using pool_type = storage<bundle<bf16, bf16, nhd>>;
+  pool_type pool(shape, {.blocks = 2, .block_size = 4});
+  const std::vector<float> offset = some_offset(4);
+  const std::vector<float> values(2 * width);
+  const rows_view<const float> k(values.data(), 2, 2, 48);
+  const rows_view<const float> v(values.data(), 2, 2, 40);
+  pool.append(1, k, v, std::vector<slot_id>{4, 5});
+  const bytes before = snapshot(pool);
+  CHECK_THROWS_WITH(pool.set_key_offset(1, offset),
+                    contains_text("layer 1") && contains_text("rows of keys were appended") &&
+                        contains_text("0 possible") && contains_text("before the first append"));
+  CHECK(pool.view(1).key_offset == nullptr);
+  pool.set_key_offset(0, offset);
+
+  // What was refused, or had no rows, wrote nothing.
+  CHECK_THROWS_AS(pool.append(2, k, v, std::vector<slot_id>{4, 12}), invalid_argument);
+  pool.append(2, rows_view<const float>(), rows_view<const float>(), {});
+  pool_type moved(std::move(pool));
+  moved.set_key_offset(2, offset);
+  CHECK_THROWS_WITH(moved.set_key_offset(1, offset), contains_text("were appended"));
+  pool_type assigned(shape, {.blocks = 2, .block_size = 4});
+  assigned = std::move(moved);
+  CHECK_THROWS_WITH(assigned.set_key_offset(1, offset), contains_text("were appended"));
+  CHECK(differences(snapshot(assigned), before) == 0);
+}
+
 TEST_CASE("the mean of keys is that of all rows, whatever they are and however they come") {
   key_mean mean(2, 3);
   CHECK(mean.mean() == std::vector<float>(6));

@@ -23,10 +23,14 @@ constexpr std::uint32_t block_sizes[] = {1, 7, 16, 64};
 struct tails_of_f16 : bundle<rotated<int8_per_channel>, int4_per_channel, hnd> {
   using tail_dtype = f16;
 };
+struct tails_of_f32 : bundle<int4_per_channel, rotated<int8_per_token>, nhd> {
+  using tail_dtype = f32;
+};
 using sealed_bundles =
     std::tuple<bundle<int8_per_channel, int4_grouped<32>, nhd>, bundle<int4_per_channel, int8_per_token, hnd>,
                bundle<int2_per_channel, int4_per_channel_symmetric, nhd>, bundle<rotated<int4_per_channel>, bf16, hnd>,
-               bundle<fp8_e4m3, int8_per_channel, nhd>, bundle<rotated<f16>, int4_per_channel, nhd>, tails_of_f16>;
+               bundle<fp8_e4m3, int8_per_channel, nhd>, bundle<rotated<f16>, int4_per_channel, nhd>, tails_of_f16,
+               tails_of_f32>;
 
 constexpr geometry shape{.layers = 3, .kv_heads = 2, .head_dim = 40, .head_dim_v = 33};
 

@@ -3,6 +3,7 @@
 #include <kvcache/fp8.hpp>
 
 #include <bit>
+#include <cfenv>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -107,6 +108,33 @@ TEST_CASE(KVCACHE_TEST_BUILD
   check_all_codes<f16, fp8_e5m2>();
   check_all_codes<bf16, fp8_e4m3>();
   check_all_codes<bf16, fp8_e5m2>();
+}
+
+TEST_CASE(KVCACHE_TEST_BUILD "no rounding mode changes a result but what is below the normal numbers of fp8") {
+  std::vector<float> in;
+  for (std::uint32_t i = 0; i < 4096; ++i)
+    in.push_back((i % 2 == 0 ? 1.0f : -1.0f) * std::bit_cast<float>(0x3700'0000u + i * 0x0001'2345u));
+  const auto hold = [&]<class To>(int mode, float first_normal, To) {
+    std::vector<To> out(in.size());
+    std::fesetround(mode);
+    convert(in.data(), in.size(), out.data());
+    std::fesetround(FE_TONEAREST);
+    for (std::size_t i = 0; i < in.size(); ++i) {
+      const auto nearest = bits_of(from_float<To>(in[i]));
+      const bool tiny = in[i] < first_normal && -in[i] < first_normal;
+      CAPTURE(mode, in[i]);
+      if (tiny)
+        REQUIRE(bits_of(out[i]) - nearest + 1 <= 2);  // a code to either side
+      else
+        REQUIRE(bits_of(out[i]) == nearest);
+    }
+  };
+  for (const int mode : {FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO}) {
+    hold(mode, 0.0f, f16{});
+    hold(mode, 0.0f, bf16{});
+    hold(mode, 0x1p-6f, fp8_e4m3{});
+    hold(mode, 0x1p-14f, fp8_e5m2{});
+  }
 }
 
 TEST_CASE(KVCACHE_TEST_BUILD "converting by run-time names is the same conversion") {

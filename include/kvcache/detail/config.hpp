@@ -88,6 +88,14 @@
 #define KVCACHE_UNROLL
 #endif
 
+/// g++ unrolls loops of up to 16 before it looks for vectors, and finds few after that; those that it is told to unroll
+/// by less than they have it leaves for vectors first. clang finds them either way.
+#if defined(__GNUC__) && !defined(__clang__)
+#define KVCACHE_UNROLL_BY(n) KVCACHE_PRAGMA(GCC unroll n)
+#else
+#define KVCACHE_UNROLL_BY(n)
+#endif
+
 /// Whether std::fma is an instruction. Then a compiler may also join a product and a sum, here and not there; what must
 /// come out the same in several places asks for it.
 #if defined(__FP_FAST_FMAF)
@@ -116,6 +124,16 @@
 #define KVCACHE_PREFETCH(address) __builtin_prefetch(address, 0, 2)
 #else
 #define KVCACHE_PREFETCH(address) static_cast<void>(address)
+#endif
+
+/// Sets a byte that other threads may set at the same time, and that is read where no other call runs. The umbrella
+/// does without <atomic>; the byte is written once, so that threads do not take its cache line from each other.
+#if defined(__GNUC__) || defined(__clang__)
+#define KVCACHE_SET_BYTE(byte) \
+  (__atomic_load_n(&(byte), __ATOMIC_RELAXED) != 0 ? static_cast<void>(0) \
+                                                   : __atomic_store_n(&(byte), 1, __ATOMIC_RELAXED))
+#else
+#define KVCACHE_SET_BYTE(byte) static_cast<void>((byte) = 1)
 #endif
 
 /// Stops the program with `text` when `condition` is false and checks are on; costs nothing otherwise.
