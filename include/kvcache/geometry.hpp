@@ -12,12 +12,16 @@
 namespace kvcache {
 
 /// The shape of a model's KV: what one token stores in every layer.
+///
+/// The functions of it that follow are O(1) and touch nothing but their arguments, so any thread may call them at any
+/// time. Their sizes are exact as long as they fit 64 bits. Precondition: block sizes are at least 1.
 struct geometry {
   std::uint32_t layers = 0;
   std::uint32_t kv_heads = 0;
   std::uint32_t head_dim = 0;    ///< elements of one K vector
   std::uint32_t head_dim_v = 0;  ///< elements of one V vector; 0: as many as K
 
+  /// Elements of one V vector.
   [[nodiscard]] constexpr std::uint32_t v_dim() const noexcept { return head_dim_v != 0 ? head_dim_v : head_dim; }
   friend constexpr bool operator==(const geometry&, const geometry&) = default;
 };
@@ -86,7 +90,7 @@ inline constexpr std::uint64_t plane_alignment = 64;
   return g.layers * (planes(g.head_dim, format.k) + planes(g.v_dim(), format.v));
 }
 
-/// Blocks that `tokens` tokens take.
+/// Blocks that `tokens` tokens take, the last one perhaps in part.
 [[nodiscard]] constexpr std::uint64_t blocks_for(std::uint64_t tokens, std::uint32_t block_size) noexcept {
   KVCACHE_ASSERT(block_size > 0, "blocks_for: block_size is 0, at least 1 needed");
   return (tokens + block_size - 1) / block_size;
