@@ -48,7 +48,8 @@ add_custom_target(kvcache_processor_tests)
 # kvcache_add_test(NAME SOURCES file... [LABELS label...] [LIBRARIES library...] [DEFINITIONS definition...]
 #                  [OPTIONS flag...] [TIMEOUT seconds])
 # One executable, registered in ctest test case by test case. LABELS are labels for `ctest -L`; the label threads
-# also asks for a ThreadSanitizer run, and processor for one on other processors. OPTIONS are compiler flags, say -ffast-math or -fno-exceptions.
+# also asks for a ThreadSanitizer run, and processor for one on other processors. OPTIONS are compiler flags, say
+# -ffast-math or -fno-exceptions.
 function(kvcache_add_test name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT" "SOURCES;LABELS;LIBRARIES;DEFINITIONS;OPTIONS")
   if(arg_UNPARSED_ARGUMENTS OR NOT arg_SOURCES)

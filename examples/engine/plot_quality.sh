@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Draws what the dtypes of KV do to a model over the bytes that a token takes: mean KL divergence from f32. Points are
-# numbered; the list beside has names, and the change of perplexity. Reads what `engine --perplexity TEXT --json REPORT.json` has written, several
-# reports of one text as well; gnuplot draws.
+# numbered; the list beside has names, and the change of perplexity. Reads what `engine --perplexity TEXT --json
+# REPORT.json` has written, several reports of one text as well; gnuplot draws.
 # usage: plot_quality.sh REPORT.json... PICTURE.svg
 set -euo pipefail
 

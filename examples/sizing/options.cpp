@@ -3,11 +3,13 @@
 
 #include "bytes.hpp"
 
+#include <kvcache/quantise.hpp>
+
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
-#include <array>
 #include <cstdio>
+#include <string_view>
 
 namespace sizing {
 namespace {
@@ -16,7 +18,6 @@ namespace {
 constexpr std::int64_t most_of_shape = 4096;
 constexpr std::int64_t most_tokens = std::int64_t{1} << 24;
 constexpr std::int64_t most_block_size = std::int64_t{1} << 20;
-constexpr std::array dtypes{kvcache::dtype_id::float32, kvcache::dtype_id::float16, kvcache::dtype_id::bfloat16};
 
 template <class To>
 To in_range(const char* option, std::int64_t value, std::int64_t most) {
@@ -35,13 +36,49 @@ model find_model(const std::string& wanted) {
                   ", or give --layers, --kv-heads and --head-dim");
 }
 
-kvcache::dtype_id find_dtype(const std::string& wanted) {
+bool is_known(kvcache::dtype_id id) { return std::string_view(kvcache::name(id)) != "unknown"; }
+
+/// Calls `use` with the dtypes that K and V can be stored in, rotation apart.
+template <class Use>
+void for_each_dtype(Use use) {
+  for (std::uint8_t i = 0; is_known(kvcache::dtype_id{i}); ++i) use(kvcache::dtype_id{i});
+}
+
+std::string known_dtypes() {
   std::string known;
-  for (const kvcache::dtype_id id : dtypes) {
-    if (wanted == kvcache::name(id)) return id;
-    known.append(known.empty() ? "" : ", ").append(kvcache::name(id));
+  for_each_dtype([&](kvcache::dtype_id id) { known.append(known.empty() ? "" : ", ").append(kvcache::name(id)); });
+  return known + ", or one of these with rotated_ before it";
+}
+
+kvcache::dtype_id find_dtype(std::string_view wanted) {
+  std::optional<kvcache::dtype_id> found;
+  for_each_dtype([&](kvcache::dtype_id id) {
+    const auto turned = static_cast<kvcache::dtype_id>(static_cast<std::uint8_t>(id) | kvcache::rotated_bit);
+    if (wanted == kvcache::name(id)) found = id;
+    if (wanted == kvcache::name(turned)) found = turned;
+  });
+  if (!found)
+    throw bad_input("dtype '" + std::string(wanted.substr(0, 80)) + "' is not known; choose one of " + known_dtypes() +
+                    ", or K:V where they differ");
+  return *found;
+}
+
+/// One name for both, or K:V.
+kvcache::kv_format find_format(std::string_view wanted) {
+  const std::size_t colon = wanted.find(':');
+  if (colon == std::string_view::npos) return {find_dtype(wanted), find_dtype(wanted)};
+  return {find_dtype(wanted.substr(0, colon)), find_dtype(wanted.substr(colon + 1))};
+}
+
+/// A storage would refuse it.
+void validate_head_dim(const model& m, kvcache::kv_format format) {
+  for (const kvcache::dtype_id id : {format.k, format.v}) {
+    const bool limited = kvcache::quantization_of(id).bits != 0 || kvcache::is_rotated(id);
+    if (limited && m.shape.head_dim > kvcache::max_quantised_dim)
+      throw bad_input("head_dim of " + std::string(m.name) + " is " + std::to_string(m.shape.head_dim) + ", " +
+                      kvcache::name(id) + " stores at most " + std::to_string(kvcache::max_quantised_dim) +
+                      "; take an element type, say bf16");
   }
-  throw bad_input("dtype '" + wanted + "' is not known; choose one of " + known);
 }
 
 }  // namespace
@@ -61,7 +98,8 @@ std::optional<options> parse_options(int argc, const char* const* argv) {
   auto* const head_dim = app.add_option("--head-dim", own_head_dim, "... elements of one K or V vector");
   layers->needs(kv_heads)->needs(head_dim);
   head_dim->needs(layers);
-  app.add_option("--dtype", dtype, "element type of K and V: f32, f16 or bf16")->capture_default_str();
+  app.add_option("--dtype", dtype, "stored type of K and V, or K:V where they differ: " + known_dtypes())
+      ->capture_default_str();
   app.add_option("--memory", memory, "memory for KV on each rank, such as 24GiB")->capture_default_str();
   app.add_option("--tokens", tokens, "tokens of one request, prompt and answer")->capture_default_str();
   app.add_option("--block-size", block_size, "tokens of one block")->capture_default_str();
@@ -79,8 +117,7 @@ std::optional<options> parse_options(int argc, const char* const* argv) {
   o.tokens = in_range<std::uint64_t>("--tokens", tokens, most_tokens);
   o.block_size = in_range<std::uint32_t>("--block-size", block_size, most_block_size);
   o.ranks = in_range<std::uint32_t>("--ranks", ranks, most_of_shape);
-  const kvcache::dtype_id id = find_dtype(dtype);
-  o.format = {id, id};
+  o.format = find_format(dtype);
   o.memory = parse_bytes(memory);
   for (const std::string& name : names) o.chosen.push_back(find_model(name));
   if (layers->count() > 0)
@@ -88,6 +125,7 @@ std::optional<options> parse_options(int argc, const char* const* argv) {
                         {.layers = in_range<std::uint32_t>("--layers", own_layers, most_of_shape),
                          .kv_heads = in_range<std::uint32_t>("--kv-heads", own_kv_heads, most_of_shape),
                          .head_dim = in_range<std::uint32_t>("--head-dim", own_head_dim, most_of_shape)}});
+  for (const model& m : o.chosen) validate_head_dim(m, o.format);
   o.all_models = o.chosen.empty();
   if (o.all_models) o.chosen.assign(models.begin(), models.end());
   return o;

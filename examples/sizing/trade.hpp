@@ -15,7 +15,8 @@ struct block_size_trade {
   double table_bytes;     ///< mean per request
   double unused_slots;    ///< mean per request
   double unused_percent;  ///< of the slots allocated
-  double requests;        ///< that the memory holds at once, by mean size
+  double requests;        ///< that the memory holds at once, by mean size, each with a tail block where one is needed
+  double tail_percent;    ///< of the memory: their tail blocks
 };
 
 /// Exact means over requests of every length from 1 to 2 * mean_tokens - 1, each as frequent. O(1).
@@ -36,7 +37,11 @@ inline block_size_trade trade(const kvcache::geometry& shape, kvcache::kv_format
   const double slots = row.table_entries * block_size;
   row.unused_slots = slots - static_cast<double>(mean_tokens);
   row.unused_percent = 100 * row.unused_slots / slots;
-  row.requests = static_cast<double>(kvcache::blocks_in(memory, shape, block_size, format)) / row.table_entries;
+  const auto tail = static_cast<double>(kvcache::tail_pool_bytes(shape, block_size, 1, format));
+  const double tail_in_blocks = tail / static_cast<double>(kvcache::bytes_per_block(shape, block_size, format));
+  row.requests =
+      static_cast<double>(kvcache::blocks_in(memory, shape, block_size, format)) / (row.table_entries + tail_in_blocks);
+  row.tail_percent = 100 * row.requests * tail / static_cast<double>(memory);
   return row;
 }
 

@@ -17,7 +17,7 @@
 namespace kvcache {
 
 /// A storage whose policies are chosen at run time and named in no type: an engine that reads dtype and layout from its
-/// options writes its code once. Costs a virtual call for each append, copy or view, nothing for each token.
+/// options writes its code once. Costs a virtual call for each append, copy, seal or view, nothing for each token.
 ///
 ///     any_storage pool = dispatch(
 ///         [&](auto k) { return any_storage(storage<engine_policies<typename decltype(k)::type>>(shape, {...})); },
@@ -43,12 +43,18 @@ class any_storage {
   [[nodiscard]] std::uint32_t block_size() const noexcept { return pool().block_size(); }
   /// Blocks that can hold tokens: ids 1 to blocks().
   [[nodiscard]] std::uint32_t blocks() const noexcept { return pool().blocks(); }
-  /// Of one block over all layers, padding included; and of the whole pool, the null block included.
+  /// Blocks of the tail pool; 0 where the dtype seals no blocks.
+  [[nodiscard]] std::uint32_t tail_blocks() const noexcept { return pool().tail_blocks(); }
+  /// Of one block over all layers, padding included; of the tail pool; and of all, the null block included.
   [[nodiscard]] std::uint64_t bytes_per_block() const noexcept { return pool().bytes_per_block(); }
+  [[nodiscard]] std::uint64_t tail_bytes() const noexcept { return pool().tail_bytes(); }
   [[nodiscard]] std::uint64_t bytes() const noexcept { return pool().bytes(); }
 
   /// As storage::view: what attention runs over.
   [[nodiscard]] kv_view view(std::uint32_t layer) const { return pool().view(layer); }
+
+  /// As storage::set_key_offset: keys of `layer` are stored less `offset`, [kv_heads, head_dim].
+  void set_key_offset(std::uint32_t layer, std::span<const float> offset) { pool().set_key_offset(layer, offset); }
 
   /// As storage::append.
   template <class K, class V>
@@ -61,16 +67,23 @@ class any_storage {
   /// As storage::copy.
   void copy(std::span<const block_copy> copies) { pool().copy(copies); }
 
+  /// As storage::seal.
+  void seal(std::span<const block_seal> blocks) { pool().seal(blocks); }
+
  private:
   struct base {
     virtual ~base() = default;
     [[nodiscard]] virtual const kvcache::geometry& geometry() const noexcept = 0;
     [[nodiscard]] virtual std::uint32_t block_size() const noexcept = 0;
     [[nodiscard]] virtual std::uint32_t blocks() const noexcept = 0;
+    [[nodiscard]] virtual std::uint32_t tail_blocks() const noexcept = 0;
     [[nodiscard]] virtual std::uint64_t bytes_per_block() const noexcept = 0;
+    [[nodiscard]] virtual std::uint64_t tail_bytes() const noexcept = 0;
     [[nodiscard]] virtual std::uint64_t bytes() const noexcept = 0;
     [[nodiscard]] virtual kv_view view(std::uint32_t layer) const = 0;
+    virtual void set_key_offset(std::uint32_t layer, std::span<const float> offset) = 0;
     virtual void copy(std::span<const block_copy> copies) = 0;
+    virtual void seal(std::span<const block_seal> blocks) = 0;
   };
 
   template <class Policies>
@@ -79,10 +92,16 @@ class any_storage {
     const kvcache::geometry& geometry() const noexcept override { return pool.geometry(); }
     std::uint32_t block_size() const noexcept override { return pool.block_size(); }
     std::uint32_t blocks() const noexcept override { return pool.blocks(); }
+    std::uint32_t tail_blocks() const noexcept override { return pool.tail_blocks(); }
     std::uint64_t bytes_per_block() const noexcept override { return pool.bytes_per_block(); }
+    std::uint64_t tail_bytes() const noexcept override { return pool.tail_bytes(); }
     std::uint64_t bytes() const noexcept override { return pool.bytes(); }
     kv_view view(std::uint32_t layer) const override { return pool.view(layer); }
+    void set_key_offset(std::uint32_t layer, std::span<const float> offset) override {
+      pool.set_key_offset(layer, offset);
+    }
     void copy(std::span<const block_copy> copies) override { pool.copy(copies); }
+    void seal(std::span<const block_seal> blocks) override { pool.seal(blocks); }
     storage<Policies> pool;
   };
 

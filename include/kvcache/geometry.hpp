@@ -12,12 +12,16 @@
 namespace kvcache {
 
 /// The shape of a model's KV: what one token stores in every layer.
+///
+/// The functions of it that follow are O(1) and touch nothing but their arguments, so any thread may call them at any
+/// time. Their sizes are exact as long as they fit 64 bits. Precondition: block sizes are at least 1.
 struct geometry {
   std::uint32_t layers = 0;
   std::uint32_t kv_heads = 0;
   std::uint32_t head_dim = 0;    ///< elements of one K vector
   std::uint32_t head_dim_v = 0;  ///< elements of one V vector; 0: as many as K
 
+  /// Elements of one V vector.
   [[nodiscard]] constexpr std::uint32_t v_dim() const noexcept { return head_dim_v != 0 ? head_dim_v : head_dim; }
   friend constexpr bool operator==(const geometry&, const geometry&) = default;
 };
@@ -86,32 +90,67 @@ inline constexpr std::uint64_t plane_alignment = 64;
   return g.layers * (planes(g.head_dim, format.k) + planes(g.v_dim(), format.v));
 }
 
-/// Blocks that `tokens` tokens take.
+/// Blocks that `tokens` tokens take, the last one perhaps in part.
 [[nodiscard]] constexpr std::uint64_t blocks_for(std::uint64_t tokens, std::uint32_t block_size) noexcept {
   KVCACHE_ASSERT(block_size > 0, "blocks_for: block_size is 0, at least 1 needed");
   return (tokens + block_size - 1) / block_size;
 }
 
-/// Bytes that a request of `tokens` tokens takes, padding and its last block's unused slots included.
-[[nodiscard]] constexpr std::uint64_t bytes_per_request(const geometry& g, std::uint64_t tokens,
-                                                        std::uint32_t block_size, kv_format format = {}) noexcept {
-  return blocks_for(tokens, block_size) * bytes_per_block(g, block_size, format);
+namespace detail {
+
+/// How tokens lie while they wait for their block to be whole: codes at 16 bits, element types as they are.
+[[nodiscard]] constexpr kv_format format_of_tails(kv_format format, dtype_id tail_dtype) noexcept {
+  const auto waiting = [&](dtype_id id) { return quantization_of(id).bits == 0 ? id : tail_dtype; };
+  return {waiting(format.k), waiting(format.v)};
 }
 
-/// Blocks, the null block apart, that a memory budget holds: a storage of so many takes no more bytes.
+}  // namespace detail
+
+/// Bytes of a tail pool of `tail_blocks` blocks over all layers, padding included: as storage::tail_bytes. 0 where
+/// neither K nor V seals blocks, since such a storage has none. `tail_dtype` is the policy of that name.
+[[nodiscard]] constexpr std::uint64_t tail_pool_bytes(const geometry& g, std::uint32_t block_size,
+                                                      std::uint64_t tail_blocks, kv_format format = {},
+                                                      dtype_id tail_dtype = dtype_id::bfloat16) noexcept {
+  if (!seals(format.k) && !seals(format.v)) return 0;
+  return tail_blocks * bytes_per_block(g, block_size, detail::format_of_tails(format, tail_dtype));
+}
+
+/// Bytes that a request of `tokens` tokens takes, padding and its last block's unused slots included, and where blocks
+/// are sealed one block of the tail pool, since the block that is being filled waits there.
+[[nodiscard]] constexpr std::uint64_t bytes_per_request(const geometry& g, std::uint64_t tokens,
+                                                        std::uint32_t block_size, kv_format format = {},
+                                                        dtype_id tail_dtype = dtype_id::bfloat16) noexcept {
+  return blocks_for(tokens, block_size) * bytes_per_block(g, block_size, format) +
+         tail_pool_bytes(g, block_size, tokens != 0 ? 1 : 0, format, tail_dtype);
+}
+
+/// Blocks, the null block apart, that a memory budget holds of which `taken_bytes` are taken otherwise, say by a tail
+/// pool: a storage of so many takes no more than the rest. 0 where the rest has no room for a block beside the null
+/// block.
+///
+///     const auto tails = tail_blocks_for(sequences, step_tokens, block_size);
+///     blocks_in(budget, g, block_size, format, tail_pool_bytes(g, block_size, tails, format));
 [[nodiscard]] constexpr std::uint64_t blocks_in(std::uint64_t budget_bytes, const geometry& g, std::uint32_t block_size,
-                                                kv_format format = {}) noexcept {
+                                                kv_format format = {}, std::uint64_t taken_bytes = 0) noexcept {
   const std::uint64_t block = bytes_per_block(g, block_size, format);
   KVCACHE_ASSERT(block > 0, "blocks_in: a block has 0 bytes; check the geometry and the block size");
-  const std::uint64_t blocks = budget_bytes / block;
+  const std::uint64_t blocks = taken_bytes < budget_bytes ? (budget_bytes - taken_bytes) / block : 0;
   return blocks > 0 ? blocks - 1 : 0;
 }
 
-/// How many requests of `tokens` tokens a memory budget holds at once, nothing shared.
+/// How many requests of `tokens` tokens a memory budget holds at once, nothing shared, and where blocks are sealed with
+/// one block of the tail pool for each: a storage of so many requests' blocks and so many tail blocks takes no more. A
+/// scheduler wants tail blocks for what a step fills as well: see tail_blocks_for, and blocks_in for what is left then.
+/// 0 where `tokens` is 0.
 [[nodiscard]] constexpr std::uint64_t concurrency(std::uint64_t budget_bytes, const geometry& g, std::uint64_t tokens,
-                                                  std::uint32_t block_size, kv_format format = {}) noexcept {
+                                                  std::uint32_t block_size, kv_format format = {},
+                                                  dtype_id tail_dtype = dtype_id::bfloat16) noexcept {
   const std::uint64_t blocks = blocks_for(tokens, block_size);
-  return blocks == 0 ? 0 : blocks_in(budget_bytes, g, block_size, format) / blocks;
+  const std::uint64_t block = bytes_per_block(g, block_size, format);
+  const std::uint64_t room = blocks_in(budget_bytes, g, block_size, format);
+  if (blocks == 0 || room < blocks) return 0;
+  const std::uint64_t request = bytes_per_request(g, tokens, block_size, format, tail_dtype);
+  return (budget_bytes - block) / request;
 }
 
 static_assert(std::is_trivially_copyable_v<geometry> && std::is_trivially_copyable_v<kv_format>);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A storage behind one type: the bytes have to be those of the storage itself.
 #include <kvcache/any_storage.hpp>
+#include <kvcache/dispatch.hpp>
+#include <kvcache/quantization.hpp>
 
 #include <cstdint>
 #include <type_traits>
@@ -72,5 +74,52 @@ TEST_CASE("any_storage does what the storage inside does, for dtypes and block s
           },
           dtype_of<f32, f16, bf16>{id});
     }
+  }
+}
+
+TEST_CASE("any_storage seals, copies and takes key offsets for formats that run-time names choose") {
+  constexpr std::uint32_t block_size = 16;
+  const auto k = random_values<float>(block_size * 3 * 8, 3);
+  const auto v = random_values<float>(block_size * 3 * 6, 4);
+  std::vector<float> offset;
+  for (std::uint32_t i = 0; i < 3 * 8; ++i) offset.push_back(0.25f * static_cast<float>(i) - 2.0f);
+  const rows_view<const float> k_rows{k.data(), block_size, 3, 8};
+  const rows_view<const float> v_rows{v.data(), block_size, 3, 6};
+  std::vector<slot_id> slots;
+  for (std::uint32_t t = 0; t < block_size; ++t) slots.push_back(make_slot(tail_bit | 1, t, block_size));
+  const std::vector<block_seal> seals{{.layer_group = 0, .tail = 1, .block = 2}};
+  const std::vector<block_copy> copies{{.layer_group = 0, .source = 2, .destination = tail_bit | 0, .tokens = 5}};
+  // What both kinds of storage are asked for.
+  const auto use = [&](auto& pool) {
+    pool.set_key_offset(1, offset);
+    for (const std::uint32_t layer : {0u, 1u}) pool.append(layer, k_rows, v_rows, slots);
+    pool.seal(seals);
+    pool.copy(copies);
+  };
+  for (const dtype_id id : {dtype_id::int8_per_channel, dtype_id::int4_per_channel, dtype_id::int2_per_channel}) {
+    dispatch(
+        [&](auto stored) {
+          using policies = bundle<typename decltype(stored)::type, int4_grouped<32>, nhd>;
+          const auto make = [&] {
+            return storage<policies>(shape, {.blocks = 3, .block_size = block_size, .tail_blocks = 2});
+          };
+          storage<policies> plain = make();
+          any_storage any(make());
+          CHECK(any.tail_blocks() == 2);
+          CHECK(any.tail_bytes() == plain.tail_bytes());
+          CHECK(any.bytes() == plain.bytes());
+          CHECK(any.view(0).k_dtype == id);
+          const bytes before = everything(any.view(0), any.bytes());
+          use(plain);
+          use(any);
+          CHECK(differences(everything(any.view(0), any.bytes()), snapshot(plain)) == 0);
+          CHECK(differences(everything(any.view(0), any.bytes()), before) > 0);
+          CHECK(any.view(1).key_offset[0] == offset[0]);
+          CHECK(any.view(0).key_offset == nullptr);
+
+          CHECK_THROWS_WITH(any.set_key_offset(1, offset), contains_text("layer 1: it is set already"));
+          CHECK_THROWS_WITH(any.seal(std::vector<block_seal>{{0, 2, 1}}), contains_text("tail block 2"));
+        },
+        dtype_of<int8_per_channel, int4_per_channel, int2_per_channel>{id});
   }
 }

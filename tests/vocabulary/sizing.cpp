@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <kvcache/blocks/layer_groups.hpp>
+#include <kvcache/fp8.hpp>
 #include <kvcache/geometry.hpp>
 #include <kvcache/quantization.hpp>
 #include <kvcache/storage.hpp>
 
 #include <cstdint>
+#include <tuple>
 
 #include "catch.hpp"
 
@@ -16,10 +19,15 @@ constexpr kv_format f16_format{dtype_id::float16, dtype_id::float16};
 constexpr geometry model_8b{.layers = 32, .kv_heads = 8, .head_dim = 128};
 constexpr geometry model_70b{.layers = 80, .kv_heads = 8, .head_dim = 128};
 constexpr geometry model_70b_mha{.layers = 80, .kv_heads = 64, .head_dim = 128};
+template <class K, class V, class Tail = bf16>
 struct chosen : policies {
   static constexpr unsigned block_size = dynamic;
-  using dtype = kv_dtype<f16, f32>;
+  using dtype = kv_dtype<K, V>;
+  using tail_dtype = Tail;
 };
+using sealing = std::tuple<chosen<int4_per_channel, int4_grouped<32>>, chosen<fp8_e4m3, int8_per_channel>,
+                           chosen<rotated<int2_per_channel>, rotated<f16>, f16>,
+                           chosen<f32, int4_per_channel_symmetric, f32>, chosen<int8_per_channel, int2_per_channel>>;
 constexpr std::uint64_t gib = std::uint64_t{1} << 30;
 
 // Known at compile time.
@@ -141,10 +149,75 @@ TEST_CASE("sizing counts the padding of planes: a storage of the blocks that fit
       constexpr std::uint64_t budget = 1 << 20;
       const std::uint64_t blocks = blocks_in(budget, g, block_size, format);
       CAPTURE(head_dim, block_size, blocks);
-      const storage<chosen> pool(g, {.blocks = static_cast<std::uint32_t>(blocks), .block_size = block_size});
+      const storage<chosen<f16, f32>> pool(g, {.blocks = static_cast<std::uint32_t>(blocks), .block_size = block_size});
       CHECK(pool.bytes() <= budget);
       CHECK(pool.bytes_per_block() == bytes_per_block(g, block_size, format));
       CHECK(pool.bytes() + pool.bytes_per_block() > budget);
+    }
+  }
+}
+
+TEST_CASE("sizing counts the tail pool where blocks are sealed, and nowhere else") {
+  constexpr kv_format keys_wait{dtype_id::int4_per_channel, dtype_id::float8_e4m3};
+  static_assert(tail_pool_bytes(model_8b, 16, 1, keys_wait) == 32ull * 16 * 8 * 128 * (2 + 1));  // fp8 as it is
+  static_assert(tail_pool_bytes(model_8b, 16, 5, keys_wait, dtype_id::float32) == 5 * 32ull * 16 * 8 * 128 * (4 + 1));
+  static_assert(tail_pool_bytes(model_8b, 16, 5, {dtype_id::int4_grouped_32, dtype_id::int2_per_channel}) ==
+                5 * 2'097'152ull);
+  static_assert(tail_pool_bytes({.layers = 2, .kv_heads = 1, .head_dim = 20}, 1, 3, keys_wait) == 2 * 3 * (64 + 64));
+  static_assert(tail_pool_bytes(model_8b, 16, 5, f16_format) == 0);
+  static_assert(tail_pool_bytes(model_8b, 16, 5, {dtype_id::int8_per_token, dtype_id::int4_grouped_32}) == 0);
+  constexpr std::uint64_t block = bytes_per_block(model_8b, 16, keys_wait);
+  constexpr std::uint64_t tail = tail_pool_bytes(model_8b, 16, 1, keys_wait);
+  static_assert(bytes_per_request(model_8b, 33, 16, keys_wait) == 3 * block + tail);
+  static_assert(bytes_per_request(model_8b, 0, 16, keys_wait) == 0);
+  static_assert(concurrency(7 * block + 2 * tail, model_8b, 33, 16, keys_wait) == 2);
+  static_assert(concurrency(7 * block + 2 * tail - 1, model_8b, 33, 16, keys_wait) == 1);
+  static_assert(concurrency(3 * block + tail, model_8b, 33, 16, keys_wait) == 0);
+  static_assert(blocks_in(7 * block + tail, model_8b, 16, keys_wait, tail) == 6);
+  static_assert(blocks_in(tail, model_8b, 16, keys_wait, tail) == 0 && blocks_in(1, model_8b, 16, keys_wait, 2) == 0);
+  SUCCEED();
+}
+
+TEMPLATE_LIST_TEST_CASE("a storage that seals blocks, sized for a budget, fits it with its tail pool", "", sealing) {
+  using pool_type = storage<TestType>;
+  constexpr dtype_id tail_dtype = dtype_traits<typename TestType::tail_dtype>::id;
+  constexpr geometry g{.layers = 3, .kv_heads = 2, .head_dim = 40, .head_dim_v = 33};
+  for (const std::uint32_t block_size : {1u, 7u, 16u}) {
+    for (const std::uint64_t budget : {262'144ull, 1'000'003ull, 4'194'304ull}) {
+      const auto tails = static_cast<std::uint32_t>(tail_blocks_for(2, 20, block_size));
+      const std::uint64_t taken = tail_pool_bytes(g, block_size, tails, pool_type::format, tail_dtype);
+      const std::uint64_t blocks = blocks_in(budget, g, block_size, pool_type::format, taken);
+      CAPTURE(block_size, budget, tails, blocks);
+      REQUIRE(blocks > 0);
+      const pool_type pool(
+          g, {.blocks = static_cast<std::uint32_t>(blocks), .block_size = block_size, .tail_blocks = tails});
+      CHECK(pool.tail_bytes() == taken);
+      CHECK(pool.bytes_per_block() == bytes_per_block(g, block_size, pool_type::format));
+      CHECK(pool.bytes() <= budget);
+      CHECK(pool.bytes() + pool.bytes_per_block() > budget);
+    }
+  }
+}
+
+TEMPLATE_LIST_TEST_CASE("as many requests as a budget is said to hold fit it with their tail blocks", "", sealing) {
+  using pool_type = storage<TestType>;
+  constexpr dtype_id tail_dtype = dtype_traits<typename TestType::tail_dtype>::id;
+  constexpr geometry g{.layers = 3, .kv_heads = 2, .head_dim = 40, .head_dim_v = 33};
+  for (const std::uint32_t block_size : {1u, 7u, 16u}) {
+    for (const std::uint64_t budget : {262'144ull, 1'000'003ull, 4'194'304ull}) {
+      for (const std::uint64_t tokens : {1u, 16u, 50u}) {
+        const std::uint64_t requests = concurrency(budget, g, tokens, block_size, pool_type::format, tail_dtype);
+        const auto bytes_of = [&](std::uint64_t held) {
+          return pool_type(g, {.blocks = static_cast<std::uint32_t>(held * blocks_for(tokens, block_size)),
+                               .block_size = block_size,
+                               .tail_blocks = static_cast<std::uint32_t>(held)})
+              .bytes();
+        };
+        CAPTURE(block_size, budget, tokens, requests);
+        REQUIRE(requests > 0);
+        CHECK(bytes_of(requests) <= budget);
+        CHECK(bytes_of(requests + 1) > budget);
+      }
     }
   }
 }

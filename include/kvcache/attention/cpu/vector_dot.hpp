@@ -28,9 +28,15 @@ KVCACHE_ALWAYS_INLINE pair_vec set1_pair(const void* from) noexcept {
   std::memcpy(&pair, from, sizeof pair);
   return _mm512_set1_epi32(pair);
 }
-/// sum + the products of both halves of a lane, exact before they are added.
+/// sum + the products of both halves of a lane, exact before they are added. Said by ourselves where the compiler is
+/// clang: clang 16 does not get to the end of a pair in every lane that becomes a vector of bf16.
 KVCACHE_ALWAYS_INLINE vec dot(vec sum, pair_vec a, pair_vec b) noexcept {
+#if defined(__clang__)
+  __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+  return sum;
+#else
   return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
+#endif
 }
 /// Elements of two tokens side by side, [place][token]: of 32 elements each, the places 0-3, 8-11, 16-19 and 24-27,
 /// then the others. See pair_place.
