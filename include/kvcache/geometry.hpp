@@ -100,7 +100,7 @@ namespace detail {
 
 /// How tokens lie while they wait for their block to be whole: codes at 16 bits, element types as they are.
 [[nodiscard]] constexpr kv_format format_of_tails(kv_format format, dtype_id tail_dtype) noexcept {
-  const auto waiting = [&](dtype_id id) { return quantization_of(id).bits == 0 ? id : tail_dtype; };
+  const auto waiting = [&](dtype_id id) { return quantization_of(id).bits == 0 ? without_rotation(id) : tail_dtype; };
   return {waiting(format.k), waiting(format.v)};
 }
 

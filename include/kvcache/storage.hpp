@@ -331,11 +331,7 @@ class storage {
     }
   }
 
-  // What tokens lie in while they wait: element types are stored as they are from the first.
-  [[nodiscard]] static constexpr dtype_id in_tail(dtype_id id) noexcept {
-    return quantization_of(id).bits == 0 ? without_rotation(id) : dtype_traits<tail_dtype>::id;
-  }
-  static constexpr kv_format tail_format{in_tail(format.k), in_tail(format.v)};
+  static constexpr kv_format tail_format = detail::format_of_tails(format, dtype_traits<tail_dtype>::id);
   static constexpr kv_format wide_format{dtype_traits<tail_dtype>::id, dtype_traits<tail_dtype>::id};
 
   /// Checks all that needs no memory, and takes none.
