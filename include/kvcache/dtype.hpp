@@ -50,6 +50,7 @@ enum class dtype_id : std::uint8_t {
 /// Set in a dtype_id whose vectors are rotated before they are stored; see kvcache::rotated.
 inline constexpr std::uint8_t rotated_bit = 0x80;
 
+/// Whether vectors are stored turned by a Hadamard matrix. O(1), pure.
 [[nodiscard]] KVCACHE_HOST_DEVICE constexpr bool is_rotated(dtype_id id) noexcept {
   return (static_cast<std::uint8_t>(id) & rotated_bit) != 0;
 }
