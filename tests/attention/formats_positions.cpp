@@ -10,29 +10,33 @@ using namespace kvcache_test;
 
 namespace {
 
-constexpr std::uint32_t length = 8192;
-constexpr std::uint32_t size_of_block = 64;
-constexpr std::uint32_t blocks = length / size_of_block;
+constexpr std::uint32_t length = 8190;
 constexpr geometry model{.layers = 1, .kv_heads = 2, .head_dim = 64};
 constexpr std::uint32_t width = 2 * 64;
 
-/// A sequence of `length` tokens in a storage: block b + 1 has tokens from b * size_of_block on.
+/// A sequence of `length` tokens in a storage: block b + 1 has tokens from b * block_size on. The last ones, which fill
+/// no block, are left out.
 template <class Dtype>
 class long_sequence {
  public:
   using policy = bundle<causal, typename Dtype::k, typename Dtype::v>;
 
-  long_sequence(const std::vector<float>& k, const std::vector<float>& v, const std::vector<float>& offset)
-      : pool_(model, {.blocks = blocks, .block_size = size_of_block, .tail_blocks = seals ? blocks : 0}) {
+  long_sequence(const std::vector<float>& k, const std::vector<float>& v, const std::vector<float>& offset,
+                std::uint32_t block_size)
+      : pool_(
+            model,
+            {.blocks = length / block_size, .block_size = block_size, .tail_blocks = seals ? length / block_size : 0}) {
     if (!offset.empty()) pool_.set_key_offset(0, offset);
+    const std::uint32_t blocks = length / block_size;
+    const std::uint32_t tokens = blocks * block_size;
     std::vector<slot_id> slots;
-    for (std::uint32_t t = 0; t < length; ++t) {
-      const block_id block = t / size_of_block;
-      slots.push_back(make_slot(seals ? tail_bit | block : block + 1, t % size_of_block, size_of_block));
+    for (std::uint32_t t = 0; t < tokens; ++t) {
+      const block_id block = t / block_size;
+      slots.push_back(make_slot(seals ? tail_bit | block : block + 1, t % block_size, block_size));
     }
     std::uint32_t chunk = 1;
-    for (std::uint32_t first = 0; first < length; first += chunk) {
-      chunk = (std::min)(first % 700 + 1, length - first);
+    for (std::uint32_t first = 0; first < tokens; first += chunk) {
+      chunk = (std::min)(first % 700 + 1, tokens - first);
       pool_.append(0, rows_view<const float>(k.data() + std::size_t{first} * width, chunk, 2, 64),
                    rows_view<const float>(v.data() + std::size_t{first} * width, chunk, 2, 64),
                    std::span<const slot_id>(slots).subspan(first, chunk));
@@ -57,9 +61,9 @@ double stored_error(const kv_view& view, const std::vector<float>& wanted, bool 
   float x[64];
   for (std::uint32_t t = first; t < last; ++t)
     for (std::uint32_t h = 0; h < 2; ++h) {
-      const block_id block = t / size_of_block + 1;
+      const block_id block = t / view.block_size + 1;
       const stored_head from =
-          keys ? view.k_head(block, t % size_of_block, h) : view.v_head(block, t % size_of_block, h);
+          keys ? view.k_head(block, t % view.block_size, h) : view.v_head(block, t % view.block_size, h);
       read_head(from, 64, x);
       if (is_rotated(from.dtype)) rotate(x, 64u);
       for (std::uint32_t d = 0; d < 64; ++d) {
@@ -93,30 +97,34 @@ TEMPLATE_TEST_CASE("R20 K, V and attention are off by as much at position 8,000 
   std::iota(offsets.begin(), offsets.end(), 0u);
   std::vector<std::uint32_t> lengths;
   for (std::uint32_t i = 0; i < 2 * each; ++i) lengths.push_back((i < each ? 85 : 7985) + i % each);
-  std::vector<block_id> table(blocks);
-  std::iota(table.begin(), table.end(), block_id{1});
   std::vector<block_id> tables;
-  for (std::uint32_t i = 0; i < 2 * each; ++i) tables.insert(tables.end(), table.begin(), table.end());
-  const batch_view batch{offsets, lengths, block_tables::padded(tables.data(), 2 * each, blocks), {}, size_of_block};
+  const auto batch_of = [&](std::uint32_t block_size) {
+    const std::uint32_t blocks = length / block_size;
+    tables.resize(std::size_t{2} * each * blocks);
+    for (std::size_t i = 0; i < tables.size(); ++i) tables[i] = static_cast<block_id>(i % blocks + 1);
+    return batch_view{offsets, lengths, block_tables::padded(tables.data(), 2 * each, blocks), {}, block_size};
+  };
   std::vector<float> q(std::size_t{2} * each * heads * 64);
   for (float& x : q) x = normal(random);
   const rows_view<const float> queries(q.data(), 2 * each, heads, 64);
 
-  const long_sequence<kv_dtype<f32>> plain(k, v, {});
+  const long_sequence<kv_dtype<f32>> plain(k, v, {}, 64);
   std::vector<double> wanted(q.size());
-  reference_attention<causal>(batch, plain.view(), queries, rows_view<double>(wanted.data(), 2 * each, heads, 64));
+  reference_attention<causal>(batch_of(64), plain.view(), queries,
+                              rows_view<double>(wanted.data(), 2 * each, heads, 64));
 
+  const std::uint32_t block_size = GENERATE(7u, 16u, 64u);
   for (const bool shifted : {false, true}) {
-    const long_sequence<TestType> s(k, v, shifted ? offset : std::vector<float>());
+    const long_sequence<TestType> s(k, v, shifted ? offset : std::vector<float>(), block_size);
     for (const bool keys : {true, false}) {
       const double early = stored_error(s.view(), keys ? k : v, keys, 64, 192);
       const double late = stored_error(s.view(), keys ? k : v, keys, 7936, 8064);
-      CAPTURE(shifted, keys, early, late);
+      CAPTURE(block_size, shifted, keys, early, late);
       CHECK(late / early == Approx(1).epsilon(0.05));
     }
     const attention<typename long_sequence<TestType>::policy> a({.threads = 1});
     std::vector<float> out(q.size());
-    a.run(a.plan(batch), s.view(), queries, rows_view<float>(out.data(), 2 * each, heads, 64));
+    a.run(a.plan(batch_of(block_size)), s.view(), queries, rows_view<float>(out.data(), 2 * each, heads, 64));
     double error[2]{};
     double whole[2]{};
     for (std::size_t i = 0; i < out.size(); ++i) {
@@ -126,7 +134,7 @@ TEMPLATE_TEST_CASE("R20 K, V and attention are off by as much at position 8,000 
     }
     const double early = std::sqrt(error[0] / whole[0]);
     const double late = std::sqrt(error[1] / whole[1]);
-    CAPTURE(shifted, early, late);
+    CAPTURE(block_size, shifted, early, late);
     CHECK(late / early < 1.25);
     CHECK(late / early > 0.75);
   }

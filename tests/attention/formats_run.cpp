@@ -21,8 +21,8 @@ TEMPLATE_TEST_CASE("formats, rotated or not, give what their numbers give as f32
     }
     const expectation read = expected<causal>(s);
     double worst = 0;
-    for (std::size_t i = 0; i < e.out.size(); ++i) worst = (std::max)(worst, std::fabs(e.out[i] - read.out[i]));
-    for (std::size_t i = 0; i < e.lse.size(); ++i) worst = (std::max)(worst, std::fabs(e.lse[i] - read.lse[i]));
+    for (std::size_t i = 0; i < e.out.size(); ++i) worst = (std::max)(worst, how_far(e.out[i], read.out[i]));
+    for (std::size_t i = 0; i < e.lse.size(); ++i) worst = (std::max)(worst, how_far(e.lse[i], read.lse[i]));
     CHECK(worst < 1e-5);
   }
 }

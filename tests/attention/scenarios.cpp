@@ -165,8 +165,7 @@ TEMPLATE_TEST_CASE("attention_8 q = 0 gives the mean of V exactly to rounding", 
         double worst = 0;
         for (std::size_t i = 0; i < o.out.size(); ++i) {
           const double want = mean[i % 64] / kv;
-          worst = (std::max)(worst, std::fabs(static_cast<double>(o.out[i]) - want) /
-                                        (std::fabs(want) * 0x1p-24 + 1e-30));  // half a unit in the last place
+          worst = (std::max)(worst, how_far(o.out[i], want, std::fabs(want) * 0x1p-24 + 1e-30));  // half a unit
         }
 #if defined(__FAST_MATH__)
         CHECK(worst <= 4);  // a division may become a product
@@ -218,8 +217,7 @@ TEST_CASE("attention_6 block ids whose byte offsets pass 2^31 and 2^32") {
       a.run(a.plan(batch), view, rows_view<const float>(q.data(), 6, 4, 64), rows_view<float>(out.data(), 6, 4, 64), 0,
             1);
       double worst = 0;
-      for (std::size_t i = 0; i < out.size(); ++i)
-        worst = (std::max)(worst, std::fabs(static_cast<double>(out[i]) - want[i]));
+      for (std::size_t i = 0; i < out.size(); ++i) worst = (std::max)(worst, how_far(out[i], want[i]));
       INFO(name(isa) << " block " << high << ", byte " << first);
       CHECK(worst < 1e-5);
     }

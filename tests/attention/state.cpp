@@ -60,6 +60,33 @@ state_view<float> view(row_state& s) { return {{s.output.data(), 1, 1, dim}, {&s
 
 }  // namespace
 
+TEST_CASE("what is no number, expected or found, is too far from everything") {
+  const double bad[] = {std::bit_cast<double>(0x7ff8'0000'0000'0000u), std::bit_cast<double>(0x7ff0'0000'0000'0000u)};
+  const outcome o{{1.0f, 2.0f}, {3.0f, empty_lse()}};
+  const expectation right{{1.0, 2.0}, {3.0, std::bit_cast<double>(0xfff0'0000'0000'0000u)}};
+  CHECK(distance(o, right) == 0);
+  for (const double x : bad) {
+    for (const std::size_t i : {0u, 1u}) {
+      expectation e = right;
+      e.out[i] = x;
+      CHECK(distance(o, e) >= too_far);
+      e = right;
+      e.lse[i] = x;
+      CHECK(distance(o, e) >= too_far);
+      outcome found = o;
+      found.out[i] = static_cast<float>(x);
+      CHECK(distance(found, right) >= too_far);
+      found = o;
+      found.lse[i] = static_cast<float>(x);
+      CHECK(distance(found, right) >= too_far);
+    }
+    CHECK(how_far(x, x) == too_far);
+    CHECK(how_far(1.0, 1.0, x) == too_far);
+  }
+  CHECK(how_far(1.0, 1.0, 0) == too_far);  // 0 / 0
+  CHECK(distance({{1.0f}, {}}, right) == too_far);
+}
+
 TEST_CASE("attention_3 R15 merging two empty states gives an empty state") {
   CHECK(is_empty_state(merged({row_state{}, row_state{}})));
   CHECK(is_empty_state(merged(std::vector<row_state>(5))));
@@ -100,10 +127,8 @@ TEST_CASE("attention_3 R15 states merge into the state over all their tokens, n 
       for (std::uint32_t d = 0; d < dim; ++d) want[d] += std::exp2(logits[t] - top) * values[t][d];
     }
     const auto worst = [&](const row_state& s) {
-      if (!is_number(s.lse)) return 1e9;
-      double w = std::fabs(static_cast<double>(s.lse) - (top + std::log2(total))) / (1 + std::fabs(top));
-      for (std::uint32_t d = 0; d < dim; ++d)
-        w = (std::max)(w, is_number(s.output[d]) ? std::fabs(static_cast<double>(s.output[d]) - want[d] / total) : 1e9);
+      double w = how_far(s.lse, top + std::log2(total), 1 + std::fabs(top));
+      for (std::uint32_t d = 0; d < dim; ++d) w = (std::max)(w, how_far(s.output[d], want[d] / total));
       return w;
     };
     // Near -6e4 an f32 lse is known to 2^-8, and so are the weights of the parts.
@@ -135,8 +160,8 @@ TEST_CASE("R15 states in base e merge like states in base 2") {
   state_view<float> into = view(r);
   into.lse.base = lse_base::natural;
   merge(parts, into);
-  CHECK(std::fabs(r.lse - want.lse * ln_2) < 1e-5f);
-  for (std::uint32_t d = 0; d < dim; ++d) CHECK(std::fabs(r.output[d] - want.output[d]) < 1e-5f);
+  CHECK(how_far(r.lse, static_cast<double>(want.lse * ln_2)) < 1e-5);
+  for (std::uint32_t d = 0; d < dim; ++d) CHECK(how_far(r.output[d], static_cast<double>(want.output[d])) < 1e-5);
 }
 
 TEST_CASE("R15 a sink of any size leaves numbers") {

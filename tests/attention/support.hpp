@@ -20,6 +20,7 @@
 
 #include "catch.hpp"
 #include "cpu_kernels.hpp"
+#include "how_far.hpp"
 
 namespace kvcache_test {
 
@@ -32,11 +33,6 @@ inline constexpr bool thorough = false;
 #else
 inline constexpr bool thorough = true;
 #endif
-
-/// By bits, so that it holds under -ffast-math.
-inline bool is_number(float x) { return (std::bit_cast<std::uint32_t>(x) & 0x7f80'0000u) != 0x7f80'0000u; }
-inline bool is_minus_infinity(float x) { return std::bit_cast<std::uint32_t>(x) == 0xff80'0000u; }
-inline bool is_minus_infinity(double x) { return std::bit_cast<std::uint64_t>(x) == 0xfff0'0000'0000'0000u; }
 
 inline std::vector<cpu_isa> isas() {
   std::vector<cpu_isa> all;
@@ -312,6 +308,7 @@ class any_scene {
   [[nodiscard]] const std::vector<block_id>& table() const { return table_; }
   std::vector<std::uint32_t>& lengths() { return lengths_; }
   [[nodiscard]] const std::vector<std::uint32_t>& offsets() const { return offsets_; }
+  [[nodiscard]] const std::vector<std::uint32_t>& table_offsets() const { return table_offsets_; }
 
   std::vector<float> q;
   std::vector<float> key_offset;  ///< [kv_heads, head_dim], or nothing: what was subtracted from the keys written
@@ -510,6 +507,14 @@ struct expectation {
   double largest = 1;  ///< of the outputs
 };
 
+/// Of one sum of weights: that of no tokens is -inf, and nothing else is.
+template <class Real>
+double how_far_lse(Real found, double wanted, double allowed) {
+  if (is_minus_infinity(wanted)) return is_minus_infinity(found) ? 0 : too_far;
+  return how_far(found, wanted, allowed);
+}
+
+/// What the reference says. It has to say numbers: no scene asks for a row that sees something else.
 template <class Variant>
 expectation expected(const any_scene& s, const variant_values& values = {}) {
   const shape& f = s.form();
@@ -519,6 +524,9 @@ expectation expected(const any_scene& s, const variant_values& values = {}) {
   reference_attention<Variant>(s.batch(), s.view(), s.queries(),
                                rows_view<double>(e.out.data(), s.rows(), f.query_heads(), f.v_dim()), values,
                                lse_view<double>{e.lse.data(), f.query_heads()});
+  const bool numbers = std::all_of(e.out.begin(), e.out.end(), is_number) &&
+                       std::all_of(e.lse.begin(), e.lse.end(), [](double x) { return how_far_lse(x, x, 1) < 1; });
+  if (!numbers) FAIL("the reference's output or lse is no number");
   for (const double x : e.out) e.largest = (std::max)(e.largest, std::fabs(x));
   return e;
 }
@@ -527,24 +535,18 @@ expectation expected(const any_scene& s, const variant_values& values = {}) {
 /// 1e-5 relative, 1e-5 absolute below 1. A product of d terms of order 1 carries some sqrt(d) * 2^-24 = 1e-6 of
 /// rounding, and the exponential turns an error of a logit into a relative one of a weight; 16-bit K and V are what
 /// the reference reads too, so they add nothing. What is rounded beyond that comes on top: see rounding_of; an output
-/// is off by as much of how far values lie from it, and a sum of weights by as much of itself. Beyond 1 too far; a
-/// value that is no number is 1e9 away.
+/// is off by as much of how far values lie from it, and a sum of weights by as much of itself. Beyond 1 too far, as is
+/// whatever is no number.
 inline double distance(const outcome& o, const expectation& e) {
   const double of_output = (std::max)(1e-5, o.rounding);
   const double of_sum = o.rounding * 1.4427;
+  if (o.out.size() != e.out.size() || (!o.lse.empty() && o.lse.size() != e.lse.size())) return too_far;
   double worst = 0;
-  for (std::size_t i = 0; i < o.out.size(); ++i) {
-    if (!is_number(o.out[i])) return 1e9;
-    worst = (std::max)(worst, std::fabs(static_cast<double>(o.out[i]) - e.out[i]) / (of_output * e.largest));
-  }
+  for (std::size_t i = 0; i < o.out.size(); ++i)
+    worst = (std::max)(worst, how_far(o.out[i], e.out[i], of_output * e.largest));
   for (std::size_t i = 0; i < o.lse.size(); ++i) {
-    if (is_minus_infinity(e.lse[i])) {
-      if (!is_minus_infinity(o.lse[i])) return 1e9;
-      continue;
-    }
-    if (!is_number(o.lse[i])) return 1e9;
     const double allowed = of_sum + 1e-5 * (std::max)(1.0, std::fabs(e.lse[i]));
-    worst = (std::max)(worst, std::fabs(static_cast<double>(o.lse[i]) - e.lse[i]) / allowed);
+    worst = (std::max)(worst, how_far_lse(o.lse[i], e.lse[i], allowed));
   }
   return worst;
 }

@@ -143,14 +143,14 @@ TEMPLATE_TEST_CASE("R17 q and out may be slices with strides of their own, of an
       for (std::uint32_t h = 0; h < heads; ++h) {
         const TestType* const row = out.data() + r * row_step + h * head_step;
         const std::size_t at = std::size_t{r} * heads + h;
-        worst = (std::max)(worst, std::fabs(static_cast<double>(lse[at * 3]) - e.lse[at]) /
-                                      (of_weights + 1e-5 * (std::max)(1.0, std::fabs(e.lse[at]))));
+        worst = (std::max)(
+            worst, how_far_lse(lse[at * 3], e.lse[at], of_weights + 1e-5 * (std::max)(1.0, std::fabs(e.lse[at]))));
         kept = kept && lse[at * 3 + 1] == 1234.5f && lse[at * 3 + 2] == 1234.5f;
         for (std::uint32_t d = 0; d < 64; ++d) {
           const double want = e.out[at * 64 + d];
           // Half a unit in the last place, and what f32 or weights of bf16 allow.
           const double allowed = std::fabs(want) * half_unit<TestType> + 0x1p-25 + (of_weights + 1e-5) * e.largest;
-          worst = (std::max)(worst, std::fabs(static_cast<double>(to_float(row[d])) - want) / allowed);
+          worst = (std::max)(worst, how_far(to_float(row[d]), want, allowed));
         }
         for (std::uint32_t d = 64; d < 70; ++d) kept = kept && std::memcmp(&row[d], &untouched, sizeof untouched) == 0;
       }

@@ -4,12 +4,15 @@
 #include <kvcache/attention/reference.hpp>
 #include <kvcache/kvcache.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <span>
 #include <utility>
 #include <vector>
 
 #include "../support/cpu_kernels.hpp"
+#include "../support/how_far.hpp"
 
 namespace kvcache_test {
 
@@ -86,16 +89,27 @@ class toy_model {
   }
 };
 
-/// How far an output may be from one computed from scratch. Outputs are weighted means of values below 2, summed in
-/// f32; with formats, each K and V is off by up to half a step of its scale, and logits by what keys are off.
-template <class Policies>
-inline constexpr double tolerance = [] {
-  using dtype = typename Policies::dtype;
-  if (kvcache::element<typename dtype::k> && kvcache::element<typename dtype::v>) return 4e-6;
-  return kvcache::dtype_traits<typename dtype::k>::bits >= 8 && kvcache::dtype_traits<typename dtype::v>::bits >= 8
-             ? 0.04
-             : 0.5;
-}();
+/// How far a stored element may be from x as it was given, where what shares its scale lies in [low, high]: half a unit
+/// in the last place of a float; half a step of a scale, a whole one where codes go further down than up. Scales and
+/// zero points are bf16, rounded away from what they have to cover.
+inline double stored_within(kvcache::dtype_id id, double x, double low, double high) {
+  using enum kvcache::dtype_id;
+  const kvcache::quantization q = kvcache::quantization_of(id);
+  if (q.bits == 0) {
+    switch (kvcache::without_rotation(id)) {
+      case float16: return std::fabs(x) * 0x1p-11 + 0x1p-25;
+      case bfloat16: return std::fabs(x) * 0x1p-8;
+      case float8_e4m3: return std::fabs(x) * 0x1p-4 + 0x1p-10;
+      case float8_e5m2: return std::fabs(x) * 0x1p-3 + 0x1p-17;
+      default: return 0;
+    }
+  }
+  const double largest = (std::max)(std::fabs(low), std::fabs(high));
+  const bool one_more_below = !q.zero_points && q.bits == 4;
+  const double step =
+      q.zero_points ? (high - low + largest * 0x1p-7) / ((1 << q.bits) - 1) : largest / (one_more_below ? 8 : 127);
+  return step * (1 + 0x1p-7) * (one_more_below ? 1 : 0.5) * (1 + 0x1p-15);
+}
 
 /// What a cache of `blocks` blocks is made with; `size` where the policy leaves it open.
 template <class Policies>
@@ -115,23 +129,25 @@ class toy_engine {
     std::uint32_t computed = 0;
     std::vector<float> out;  ///< of the newest step
     std::uint32_t out_rows = 0;
+    double misread = 0;  ///< how far these are from attention over what is stored, in units of what is allowed
   };
 
+  // Kernels that round queries or weights to fewer bits are held against the reference elsewhere.
   explicit toy_engine(typename kvcache::cache<Policies>::options options)
-      : cache(toy_model::geometry, std::move(options)) {}
+      : cache(toy_model::geometry, std::move(options)),
+        attention({.backend = {.isa = (std::min)(kvcache::best_isa(), kvcache::cpu_isa::avx512)}}) {}
 
   sequence open(std::vector<std::int32_t> prompt) {
     const auto o = cache.open({.content = prompt}).value();
-    return {o.sequence, std::move(prompt), o.reused_tokens, {}, 0};
+    return {o.sequence, std::move(prompt), o.reused_tokens, {}};
   }
   sequence fork(const sequence& from, std::uint32_t length) {
-    return {cache.manager().fork(from.id, length).value(),
-            {from.tokens.begin(), from.tokens.begin() + length},
-            length,
-            {},
-            0};
+    reopened_ = true;
+    return {
+        cache.manager().fork(from.id, length).value(), {from.tokens.begin(), from.tokens.begin() + length}, length, {}};
   }
   void truncate(sequence& s, std::uint32_t length) {
+    reopened_ = true;
     cache.manager().truncate(s.id, length).value();
     s.tokens.resize(length);
     s.computed = length;
@@ -149,6 +165,7 @@ class toy_engine {
     cache.prepare(step);
     const auto plan = attention.plan(step.batch());
     std::vector<float> out;
+    std::vector<double> read;
     for (std::uint32_t layer = 0; layer < toy_model::layers; ++layer) {
       toy_model::rows rows;
       for (std::size_t i = 0; i < batch.size(); ++i)
@@ -158,6 +175,10 @@ class toy_engine {
       out.assign(std::size_t{rows.count} * toy_model::query_heads * toy_model::head_dim_v, -1.0f);
       attention.run(plan, cache, layer, rows.queries(),
                     kvcache::rows_view<float>(out.data(), rows.count, toy_model::query_heads, toy_model::head_dim_v));
+      read.resize(out.size());
+      kvcache::reference_attention<typename Policies::variant>(
+          step.batch(), cache.view(layer), rows.queries(),
+          kvcache::rows_view<double>(read.data(), rows.count, toy_model::query_heads, toy_model::head_dim_v));
     }
     step.accept().value();
     auto next = out.begin();
@@ -166,6 +187,10 @@ class toy_engine {
       const auto size = static_cast<std::ptrdiff_t>(wants[i].tokens * toy_model::query_heads * toy_model::head_dim_v);
       s.out.assign(next, next + size);
       s.out_rows = wants[i].tokens;
+      s.misread = 0;
+      for (std::ptrdiff_t at = next - out.begin(), j = 0; j < size; ++j)
+        s.misread = (std::max)(
+            s.misread, how_far(out[static_cast<std::size_t>(at + j)], read[static_cast<std::size_t>(at + j)], 2e-5));
       next += size;
       cache.commit(s.id, kvcache::content_view(s.tokens).sub(s.computed, wants[i].tokens)).value();
       s.computed += wants[i].tokens;
@@ -173,21 +198,91 @@ class toy_engine {
     cache.retire(step).value();
   }
 
-  /// Largest difference of a sequence's newest outputs to attention computed from scratch.
-  static double error(const sequence& s) {
-    const std::vector<std::int32_t> tokens(s.tokens.begin(), s.tokens.begin() + s.computed);
-    const auto wanted =
-        toy_model::expected<typename Policies::dtype::k, typename Policies::dtype::v>(tokens, s.out_rows);
-    double worst = wanted.size() == s.out.size() ? 0 : 1e30;
-    for (std::size_t i = 0; i < s.out.size() && i < wanted.size(); ++i) {
-      const double off = std::fabs(wanted[i] - static_cast<double>(s.out[i]));
-      if (!(off <= worst)) worst = off;  // a NaN counts
+  /// How far a sequence's newest outputs and what is stored for it are from what they should be, in units of what is
+  /// allowed: outputs from attention computed from scratch where formats add nothing, and from attention over what is
+  /// stored; what is stored from the model's K and V.
+  [[nodiscard]] double error(const sequence& s) const {
+    using k = typename Policies::dtype::k;
+    using v = typename Policies::dtype::v;
+    double worst = (std::max)(s.misread, misstored(s));
+    if constexpr (kvcache::element<k> && kvcache::element<v>) {
+      const auto wanted = toy_model::expected<k, v>({s.tokens.begin(), s.tokens.begin() + s.computed}, s.out_rows);
+      if (wanted.size() != s.out.size()) return too_far;
+      // Outputs are weighted means of values below 2, summed in f32.
+      for (std::size_t i = 0; i < s.out.size(); ++i) worst = (std::max)(worst, how_far(s.out[i], wanted[i], 4e-6));
     }
     return worst;
   }
 
   kvcache::cache<Policies> cache;
   kvcache::attention<Policies> attention;
+
+ private:
+  /// K and V of the last layer, where they lie by now.
+  [[nodiscard]] double misstored(const sequence& s) const {
+    const kvcache::kv_view view = cache.view(toy_model::layers - 1);
+    const auto table = cache.manager().table(s.id).value();
+    std::vector<toy_model::rows> given(s.computed);
+    for (std::uint32_t t = 0; t < s.computed; ++t) given[t].add(s.tokens[t], t, toy_model::layers - 1);
+    double worst = 0;
+    for (std::uint32_t first = 0; first < s.computed; first += view.block_size) {
+      const kvcache::block_id entry = cache.manager().table_entry(table[first / view.block_size]);
+      const std::uint32_t tokens = (std::min)(view.block_size, s.computed - first);
+      for (const bool keys : {true, false})
+        for (std::uint32_t head = 0; head < view.kv_heads; ++head)
+          worst = (std::max)(worst, misstored(view, entry, keys, head, {given.data() + first, tokens}));
+    }
+    return worst;
+  }
+  [[nodiscard]] double misstored(const kvcache::kv_view& view, kvcache::block_id entry, bool keys, std::uint32_t head,
+                                 std::span<const toy_model::rows> given) const {
+    const std::uint32_t dim = keys ? view.head_dim : view.v_dim();
+    const auto of = [&](std::uint32_t t) { return keys ? view.k_head(entry, t, head) : view.v_head(entry, t, head); };
+    const kvcache::dtype_id id = of(0).dtype;
+    const kvcache::quantization q = kvcache::quantization_of(id);
+    std::vector<std::vector<float>> wanted;
+    for (const toy_model::rows& rows : given) {
+      const float* const x = (keys ? rows.keys() : rows.values()).at(0, head);
+      wanted.emplace_back(x, x + dim);
+      if (kvcache::is_rotated(id)) kvcache::rotate(wanted.back().data(), dim);
+    }
+    double worst = 0;
+    std::vector<float> found(dim);
+    for (std::uint32_t t = 0; t < wanted.size(); ++t) {
+      kvcache::read_head(of(t), dim, found.data());
+      for (std::uint32_t d = 0; d < dim; ++d) {
+        double low = 0;
+        double high = 0;
+        const auto share = [&](float x, bool is_first) {
+          low = is_first ? static_cast<double>(x) : (std::min)(low, static_cast<double>(x));
+          high = is_first ? static_cast<double>(x) : (std::max)(high, static_cast<double>(x));
+        };
+        const std::uint32_t begin = q.group == 0 ? 0 : d / q.group * q.group;
+        const std::uint32_t end = q.group == 0 ? dim : (std::min)(dim, begin + q.group);
+        if (q.per_channel)
+          for (const auto& x : wanted) share(x[d], &x == wanted.data());
+        else
+          for (std::uint32_t i = begin; i < end; ++i) share(wanted[t][i], i == begin);
+        const auto x = static_cast<double>(wanted[t][d]);
+        double allowed = stored_within(id, x, low, high) + 1e-6 * std::fabs(x);
+        // Blocks are sealed from bf16.
+        if (kvcache::storage<Policies>::seals_blocks) allowed += (std::max)(std::fabs(low), std::fabs(high)) * 0x1p-8;
+        if (reopened_) allowed += was_sealed(keys, dim);
+        worst = (std::max)(worst, how_far(found[d], x, allowed));
+      }
+    }
+    return worst;
+  }
+  /// What reading sealed bytes back and sealing them again adds, up to four times: the ranges of then are unknown.
+  [[nodiscard]] static double was_sealed(bool keys, std::uint32_t dim) {
+    const kvcache::dtype_id id = keys ? kvcache::dtype_traits<typename Policies::dtype::k>::id
+                                      : kvcache::dtype_traits<typename Policies::dtype::v>::id;
+    if (!kvcache::storage<Policies>::seals_blocks || kvcache::quantization_of(id).bits == 0) return 0;
+    const double most = 2 * (kvcache::is_rotated(id) ? std::sqrt(static_cast<double>(dim & (~dim + 1))) : 1.0);
+    return 4 * stored_within(id, most, -most, most);
+  }
+
+  bool reopened_ = false;
 };
 
 }  // namespace kvcache_test
