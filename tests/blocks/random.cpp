@@ -93,6 +93,34 @@ TEST_CASE("R6 R9 random calls with reuse of heads of blocks") {
   drive<manager>({.seed = seed, .blocks = 60, .groups = {{8}, {8, 11}}, .partial_reuse = true}, 6'000);
 }
 
+TEST_CASE("R9 R20 random calls with tail pools: seals, reopened blocks and first tokens that stay wide") {
+  const std::uint64_t seed = GENERATE(1u, 2u, 3u, 4u);
+  const std::uint32_t block_size = GENERATE(2u, 4u, 7u);
+  const auto drive_tails = [](const random_load& load, bool wide) {
+    random_driver<manager> driver(load);
+    INFO("seed " << load.seed << ", block size " << load.groups[0].block_size << ", groups " << load.groups.size());
+    driver.run(6'000);
+    driver.finish();
+    CHECK(driver.opened > 60);
+    CHECK(driver.hits > 0);
+    CHECK(driver.sealed > 60);
+    CHECK(driver.reopened > 0);
+    CHECK(driver.no_tails > 0);
+    CHECK(driver.shortened > 0);
+    CHECK(driver.dropped > 0);
+    CHECK(driver.overlapped > 0);
+    if (wide) CHECK(driver.kept_wide > 0);
+  };
+  const layer_group tails{.block_size = block_size, .tail_blocks = 10};
+  layer_group wide = tails;
+  wide.wide_tokens = block_size + 1;
+  drive_tails({.seed = seed, .blocks = 40, .groups = {tails}}, false);
+  drive_tails({.seed = seed, .blocks = 40, .groups = {wide}, .partial_reuse = true}, true);
+  layer_group seen_in_part = tails;
+  seen_in_part.window = 2 * block_size + 1;
+  drive_tails({.seed = seed, .blocks = 60, .groups = {wide, {block_size}, seen_in_part}}, true);
+}
+
 TEST_CASE("R7 R9 random calls while all hashes collide") {
   const std::uint64_t seed = GENERATE(1u, 2u, 3u);
   const unsigned hash_bits = GENERATE(0u, 2u);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random calls against a block manager and, beside it, a naive model: what every sequence holds token by token, what
 // bytes lie in every slot, which prefixes are cached. Steps run late: what a step reads and writes is carried out at
-// any time before it retires, so a block that goes back too early is caught by its bytes.
+// any time before it retires, so a block that goes back too early is caught by its bytes. Seals of blocks of the tail
+// pools run late too.
 #pragma once
 
 #include <kvcache/blocks/block_manager.hpp>
@@ -70,9 +71,12 @@ class random_driver {
             .hash_bits = load.hash_bits}),
         choices_(std::move(choices)),
         cells_(load.blocks + 1),
+        tail_cells_(load_.groups.size()),
         keys_(load.blocks + 1),
         worth_(load.blocks) {
     for (auto& block : cells_) block.resize(largest());
+    for (std::uint32_t g = 0; g < group_count(); ++g)
+      tail_cells_[g].assign(load_.groups[g].tail_blocks, std::vector<std::uint64_t>(size_of(g)));
     for (auto& prompt : prompts_)
       for (std::uint32_t i = 0; i < 5 * largest(); ++i) prompt.push_back(token());
     for (std::size_t i = 1; i < prompts_.size(); ++i)  // some have a common head
@@ -127,16 +131,19 @@ class random_driver {
       check();
     }
     while (!live_.empty()) close(live_.size() - 1);
+    carry_out();
     check();
     REQUIRE(m_.counts().available() == m_.capacity());
     REQUIRE(m_.counts().held == 0);
+    for (std::uint32_t g = 0; g < group_count(); ++g) REQUIRE(m_.tail_blocks_available(g) == m_.tail_blocks(g));
   }
 
   /// Everything the manager answered, in order.
   [[nodiscard]] const std::vector<std::uint64_t>& log() const { return log_; }
   /// How often each kind of event came up, so that a test can tell that it saw them.
   std::uint64_t refused = 0, opened = 0, hits = 0, copies = 0, duplicates = 0, shortened = 0, dropped = 0, revived = 0,
-                overlapped = 0, heads = 0, behind = 0, pins = 0, expired = 0, ranked = 0, resets = 0;
+                overlapped = 0, heads = 0, behind = 0, pins = 0, expired = 0, ranked = 0, resets = 0, sealed = 0,
+                reopened = 0, kept_wide = 0, no_tails = 0;
   [[nodiscard]] const Manager& manager() const { return m_; }
 
  private:
@@ -167,7 +174,13 @@ class random_driver {
   struct flight {
     kvcache::step step;
     std::vector<flight_row> rows;
+    std::uint64_t accepted_before = 0;  // steps accepted when it began
     bool executed = false;
+  };
+  // A seal that is not carried out yet, and how many steps were accepted with the one that filled its block.
+  struct late_seal {
+    kvcache::block_seal seal;
+    std::uint64_t accepted = 0;
   };
   // What the model knows of a cached block: group, number of its last token, and that token's value.
   struct key {
@@ -229,7 +242,49 @@ class random_driver {
     for (std::uint32_t g = 0; g < group_count(); ++g) {
       const auto table = m_.table(id, g);
       for (const kvcache::block_id b : *table) note(b);
+      if (sealing(g))
+        for (const kvcache::block_id b : *table) note(m_.table_entry(b));
     }
+  }
+
+  /// Whether a group's blocks are sealed.
+  [[nodiscard]] bool sealing(std::uint32_t group) const { return load_.groups[group].tail_blocks != 0; }
+  [[nodiscard]] bool any_sealing() const {
+    return std::any_of(load_.groups.begin(), load_.groups.end(), [](const auto& g) { return g.tail_blocks != 0; });
+  }
+  /// What lies in an entry of a group's table.
+  std::vector<std::uint64_t>& cells(std::uint32_t group, kvcache::block_id entry) {
+    return (entry & kvcache::tail_bit) != 0 ? tail_cells_[group].at(entry & ~kvcache::tail_bit) : cells_.at(entry);
+  }
+  /// Seals of blocks that steps filled which were accepted by then; those steps have been executed.
+  void seal_until(std::uint64_t accepted_steps) {
+    for (; !late_.empty() && late_.front().accepted <= accepted_steps; late_.pop_front()) {
+      const kvcache::block_seal& s = late_.front().seal;
+      const auto& from = tail_cells_[s.layer_group].at(s.tail);
+      std::copy(from.begin(), from.end(), cells_.at(s.block).begin());
+    }
+  }
+  /// All seals that are due. What accepted steps have to do comes before.
+  void carry_out() {
+    if (!any_sealing()) return;
+    std::size_t ready = 0;
+    while (ready < flights_.size() && flights_[ready].step.accepted()) ++ready;
+    if (ready != 0) execute(ready - 1);
+    seal_until(accepted_);
+    sealed += m_.seals().size();
+    m_.sealed();
+    REQUIRE(m_.seals().empty());
+    taken_ = 0;
+  }
+  /// After a step was accepted: takes down what is to be sealed by now, and maybe does it.
+  void take_seals() {
+    ++accepted_;
+    if (!any_sealing()) return;
+    const auto seals = m_.seals();
+    note(seals.size());
+    for (; taken_ < seals.size(); ++taken_)
+      if (load_.check) late_.push_back({seals[taken_], accepted_});
+    if (pick(2) == 0) carry_out();
   }
 
   using cached_set = std::set<std::tuple<std::uint32_t, std::size_t, std::uint64_t>>;
@@ -460,6 +515,7 @@ class random_driver {
       ++refused;
       note(step.error());
       if (needed) REQUIRE(*needed > before.available());
+      no_tails += step.error().code == kvcache::errc::out_of_tail_blocks;
       REQUIRE(m_.counts() == before);
       return;
     }
@@ -469,6 +525,8 @@ class random_driver {
     for (const auto& c : step->copies()) {
       note(c.source);
       note(c.destination);
+      REQUIRE(((c.destination & kvcache::tail_bit) != 0) == sealing(c.layer_group));
+      reopened += (c.source & kvcache::tail_bit) == 0 && (c.destination & kvcache::tail_bit) != 0;
     }
     overlapped += !flights_.empty();
     flight f;
@@ -484,6 +542,7 @@ class random_driver {
       note_table(s.id);
     }
     f.step = std::move(*step);
+    f.accepted_before = accepted_;
     if (load_.check) check_batch(f);
     flights_.push_back(std::move(f));
   }
@@ -501,7 +560,16 @@ class random_driver {
         const auto row = batch.tables.row(r);
         const auto whole = *m_.table(f.rows[r].id, g);
         REQUIRE(row.size() == blocks_for(g, batch.kv_lengths[r]));
-        REQUIRE(std::equal(row.begin(), row.end(), whole.begin()));
+        REQUIRE(std::equal(
+            row.begin(), row.end(), whole.begin(),
+            [&](kvcache::block_id entry, kvcache::block_id block) { return entry == m_.table_entry(block); }));
+        for (std::uint32_t t = 0; t < f.rows[r].tokens; t += size_of(g) - (f.rows[r].start + t) % size_of(g)) {
+          const std::size_t i = (f.rows[r].start + t) / size_of(g);
+          REQUIRE(m_.ref_count(whole[i]) == 1);
+          REQUIRE(((row[i] & kvcache::tail_bit) != 0) == sealing(g));  // what is written is not sealed
+        }
+        for (std::size_t i = f.rows[r].start / size_of(g); i-- > 0;)
+          kept_wide += (row[i] & kvcache::tail_bit) != 0 && m_.cached(whole[i]);
         REQUIRE(std::equal(row.begin(), row.end(), padded.row(r).begin()));
         for (std::uint32_t t = 0; t < f.rows[r].tokens; ++t) {
           const std::uint32_t position = f.rows[r].start + t;
@@ -512,7 +580,6 @@ class random_driver {
       // Nobody writes where another writes, or where another's valid tokens lie.
       std::sort(slots.begin(), slots.end());
       REQUIRE(std::adjacent_find(slots.begin(), slots.end()) == slots.end());
-      for (const auto slot : slots) REQUIRE(m_.ref_count(static_cast<kvcache::block_id>(slot / size_of(g))) == 1);
       for (std::uint32_t r = 0; r < batch.rows(); ++r) check_unread(f, g, r);
     }
   }
@@ -548,19 +615,21 @@ class random_driver {
     for (std::size_t i = 0; i <= last; ++i) {
       flight& f = flights_[i];
       if (std::exchange(f.executed, true)) continue;
+      seal_until(f.accepted_before);
       for (const kvcache::block_copy& c : f.step.copies())
-        std::copy_n(cells_[c.source].begin(), c.tokens, cells_[c.destination].begin());
+        std::copy_n(cells(c.layer_group, c.source).begin(), c.tokens, cells(c.layer_group, c.destination).begin());
       for (std::uint32_t g = 0; g < group_count(); ++g) {
         const kvcache::batch_view batch = f.step.batch(g);
         for (std::size_t r = 0; r < f.rows.size(); ++r)
           for (std::uint32_t t = 0; t < f.rows[r].tokens; ++t) {
             const auto slot = static_cast<std::uint64_t>(batch.slots[batch.query_offsets[r] + t]);
-            cells_[slot / size_of(g)][slot % size_of(g)] = f.rows[r].values[f.rows[r].start + t];
+            cells(g, static_cast<kvcache::block_id>(slot / size_of(g)))[slot % size_of(g)] =
+                f.rows[r].values[f.rows[r].start + t];
           }
         for (std::uint32_t r = 0; r < f.rows.size(); ++r) {
           const auto row = batch.tables.row(r);
           for (std::size_t p = first_seen(g, f.rows[r].start); p < f.rows[r].values.size(); ++p)
-            if (cells_[row[p / size_of(g)]][p % size_of(g)] != f.rows[r].values[p]) {
+            if (cells(g, row[p / size_of(g)])[p % size_of(g)] != f.rows[r].values[p]) {
               CAPTURE(g, r, p, row[p / size_of(g)]);
               FAIL("a step reads bytes that are not its sequence's");
             }
@@ -570,6 +639,7 @@ class random_driver {
   }
 
   void accepted(const flight& f, std::span<const std::uint32_t> counts) {
+    take_seals();
     for (std::size_t r = 0; r < f.rows.size(); ++r) {
       sequence* s = find(f.rows[r].id);
       if (s == nullptr) continue;
@@ -840,7 +910,9 @@ class random_driver {
     for (const flight& f : flights_)
       for (std::uint32_t g = 0; g < group_count(); ++g) {
         const auto busy = [&](kvcache::block_id b) {
+          if ((b & kvcache::tail_bit) != 0) return true;
           const auto state = m_.state(b);
+          // Places in a tail pool have no state to ask for: their bytes tell.
           return state == kvcache::block_state::referenced || state == kvcache::block_state::held;
         };
         for (std::uint32_t r = 0; r < f.rows.size(); ++r)
@@ -875,6 +947,10 @@ class random_driver {
   Manager m_;
   Choices choices_;
   std::vector<std::vector<std::uint64_t>> cells_;
+  std::vector<std::vector<std::vector<std::uint64_t>>> tail_cells_;  // by group
+  std::deque<late_seal> late_;
+  std::size_t taken_ = 0;  // of the manager's seals: those that are in late_ or were
+  std::uint64_t accepted_ = 0;
   std::vector<key> keys_;
   worth_model worth_;
   std::vector<bool> leaf_ = std::vector<bool>(load_.blocks + 1, true);  // after the last call: has no cached child

@@ -115,6 +115,52 @@ TEMPLATE_LIST_TEST_CASE("attention_13 R20 200 tokens at once or 32 and then one 
   }
 }
 
+TEMPLATE_LIST_TEST_CASE("attention_14 R21 sequences in one append share no scale once they are sealed, -1 writes none",
+                        "", sealed_bundles) {
+  for (const std::uint32_t block_size : block_sizes) {
+    CAPTURE(block_size);
+    // Rows of two sequences take turns, each fills a tail block of its own; those of the second are a thousand times as
+    // large. Between them lie rows that go nowhere.
+    const std::uint32_t rows = 3 * block_size;
+    auto k = random_values<float>(std::size_t{rows} * 2 * 40, 21);
+    auto v = random_values<float>(std::size_t{rows} * 2 * 33, 22);
+    for (std::size_t i = 0; i < k.size(); ++i)
+      if (i / (2 * 40) % 3 == 1) k[i] *= 1000;
+    for (std::size_t i = 0; i < v.size(); ++i)
+      if (i / (2 * 33) % 3 == 1) v[i] *= 1000;
+    const rows_view<const float> k_rows(k.data(), rows, 2, 40);
+    const rows_view<const float> v_rows(v.data(), rows, 2, 33);
+    const auto slots_of = [&](bool first, bool second) {
+      std::vector<slot_id> slots(rows, no_slot);
+      for (std::uint32_t t = 0; t < block_size; ++t) {
+        if (first) slots[3 * t] = make_slot(tail_bit | 2, t, block_size);
+        if (second) slots[3 * t + 1] = make_slot(tail_bit | 0, t, block_size);
+      }
+      return slots;
+    };
+    const auto stored = [&](const std::vector<std::vector<slot_id>>& appends, const std::vector<block_seal>& seals) {
+      storage<TestType> pool(shape, {.blocks = 2, .block_size = block_size, .tail_blocks = 3});
+      expected_pool expected(format_order_of(pool), snapshot(pool));
+      for (std::uint32_t layer = 0; layer < shape.layers; ++layer)
+        for (const auto& slots : appends) {
+          pool.append(layer, k_rows, v_rows, slots);
+          expected.append(layer, true, k_rows, slots);
+          expected.append(layer, false, v_rows, slots);
+        }
+      pool.seal(seals);
+      for (const block_seal& s : seals) expected.seal(s);
+      CHECK(differences(snapshot(pool), expected.image()) == 0);
+      return snapshot(pool);
+    };
+    const std::vector<block_seal> both{{0, 2, 1}, {0, 0, 2}};
+    const bytes together = stored({slots_of(true, true)}, both);
+    CHECK(differences(together, stored({slots_of(false, true), slots_of(true, false)}, both)) == 0);
+    CHECK(differences(together, stored({slots_of(true, false)}, both)) != 0);
+    const bytes nothing = stored({}, {});
+    CHECK(differences(stored({slots_of(false, false)}, {}), nothing) == 0);
+  }
+}
+
 TEST_CASE("R20 a block that is reopened and sealed again loses no more than it had lost") {
   // What int8 codes say, bf16 can nearly hold: codes move by one at most.
   storage<bundle<int8_per_channel, int8_per_channel, nhd>> pool(shape,
