@@ -4,7 +4,7 @@
 /// Where a prepared query lies.
 struct prepared_query {
   std::byte* bytes;      // [piece][vector][part: high, low] of 64 bytes each
-  float* sums;           // [scale]: its whole numbers; not looked at where scales have joined the query
+  float* sums;           // [scale]: of its floats, in units of its whole numbers; looked at where a zero point is
   std::int32_t* starts;  // [scale][part]: what products begin with, so that codes without a zero point are signed
 };
 
@@ -45,9 +45,12 @@ KVCACHE_ALWAYS_INLINE float prepare_query(const code_form& form, const float* fr
   return _mm512_reduce_max_ps(largest);
 }
 
-/// `sums` and `starts` of a prepared query. A scale is of `bytes_of_scale` bytes of codes.
+/// `sums` and `starts` of a query that prepare_query has made of `from`, in units of `unit`. A scale is of
+/// `bytes_of_scale` bytes of codes. A zero point holds what its keys have in common, which may be large, so it meets
+/// the query as it was before it was rounded.
 template <unsigned Bits>
-inline void sum_query(const code_form& form, const prepared_query& query, std::size_t bytes_of_scale) noexcept {
+inline void sum_query(const code_form& form, const float* from, float unit, const prepared_query& query,
+                      std::size_t bytes_of_scale) noexcept {
   constexpr std::size_t parts = parts_of(Bits);
   constexpr std::size_t vectors = Bits == 8 ? 1 : 2;
   for (std::size_t first = 0, scale = 0; first < form.bytes(); first += bytes_of_scale, ++scale) {
@@ -64,7 +67,10 @@ inline void sum_query(const code_form& form, const prepared_query& query, std::s
       }
       sum[part] = _mm512_reduce_add_epi32(all);
     }
-    query.sums[scale] = static_cast<float>(parts == 2 ? 256 * sum[0] + sum[1] : sum[0]);
+    float total = 0;
+    for (std::size_t b = first; form.q.zero_points && b < first + bytes_of_scale && b < form.bytes(); ++b)
+      for (std::size_t v = 0; v < vectors; ++v) total += from[(b / 64 * vectors + v) * 64 + b % 64];
+    query.sums[scale] = unit > 0 ? total / unit : 0;
     for (std::size_t part = 0; part < parts; ++part)
       query.starts[scale * parts + part] = form.q.zero_points ? 0 : sum[part] * (Bits == 8 ? -128 : -8);
   }

@@ -88,7 +88,7 @@ struct code_decoder {
   template <unsigned Bits>
   float start_query(std::uint32_t head, std::size_t bytes_of_scale) const noexcept {
     const float unit = prepare_query<Bits>(k_form, query(head), largest_of(k_form, query(head)), prepared(head));
-    sum_query<Bits>(k_form, prepared(head), bytes_of_scale);
+    sum_query<Bits>(k_form, query(head), unit, prepared(head), bytes_of_scale);
     return unit;
   }
 
