@@ -35,6 +35,9 @@ random_load load_from(byte_choices& choices) {
     g.block_size = load.partial_reuse ? load.groups[0].block_size : block_size();
     g.window = choices.below(2) == 0 ? layer_group::full : least_window + choices.below(20);
     least_window = 1;
+    if (choices.below(3) != 0) continue;
+    g.tail_blocks = 1 + choices.below(12);
+    g.wide_tokens = choices.below(2) == 0 ? 0 : choices.below(2 * g.block_size + 1);
   }
   return load;
 }
@@ -43,8 +46,9 @@ std::string shown(const random_load& load) {
   std::ostringstream text;
   text << ".blocks = " << load.blocks << ", .groups = {";
   for (const layer_group& g : load.groups) {
-    text << '{' << g.block_size;
-    if (g.window != layer_group::full) text << ", " << g.window;
+    text << "{.block_size = " << g.block_size;
+    if (g.window != layer_group::full) text << ", .window = " << g.window;
+    if (g.tail_blocks != 0) text << ", .tail_blocks = " << g.tail_blocks << ", .wide_tokens = " << g.wide_tokens;
     text << '}';
   }
   text << "}, .hash_bits = " << load.hash_bits << ", .alphabet = " << load.alphabet
