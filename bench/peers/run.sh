@@ -9,7 +9,7 @@ for argument in "$@"; do
   case $argument in -h | --help | --show | --show=*) exec python3 -B "${compare[@]}" "$@" ;; esac
 done
 
-need_packages "${build_packages[@]}" libbenchmark-dev python3-venv util-linux
+need_packages "${build_packages[@]}" catch2 libbenchmark-dev python3-venv util-linux
 
 heading "Peers: PyTorch and llama.cpp, which is compiled; 6 GB of disk and many minutes the first time"
 venv=build/peers/venv
