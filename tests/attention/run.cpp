@@ -241,8 +241,10 @@ TEST_CASE("R19 a row's bits depend on its own query and tokens only") {
 }
 
 TEST_CASE("R19 a long window cuts a row's tokens at the same places, whatever is beside it and known to the plan") {
-  // The window's first token moves with the row; the cuts may not.
-  const scene<bf16> s({.kv_heads = 1, .group = 2, .head_dim = 16}, {{40, 5000}}, 5);
+  // The window's first token moves with the row, here also past a cut; the cuts may not.
+  const std::uint32_t length = GENERATE(4260u, 5000u);
+  CAPTURE(length);
+  const scene<bf16> s({.kv_heads = 1, .group = 2, .head_dim = 16}, {{40, length}}, 5);
   const variant_values values{.window = 2200};
   for (const cpu_isa isa : isas()) {
     for (const std::uint32_t known : {0u, 2200u}) {
@@ -251,11 +253,26 @@ TEST_CASE("R19 a long window cuts a row's tokens at the same places, whatever is
       std::vector<float> chunk(s.q.size());
       run_share(a, a.plan(s.batch()), s.view(), s.queries(), rows_view<float>(chunk.data(), 40, 2, 16), values);
       bool same = true;
-      for (std::uint32_t i = 0; i < 40; i += 3) same = same && has_row(chunk, i, row_alone(a, s, i, 4961 + i, values));
+      for (std::uint32_t i = 0; i < 40; i += 3)
+        same = same && has_row(chunk, i, row_alone(a, s, i, length - 39 + i, values));
       INFO(name(isa) << " window known to the plan " << known);
       CHECK(same);
       CHECK(distance({chunk, {}, isa >= cpu_isa::avx512_dot ? 0x1p-8 : 0}, expected<sliding_window>(s, values)) < 1);
     }
+  }
+}
+
+TEST_CASE("a cut between the windows of a tile's rows takes nothing from either") {
+  // The last rows' windows begin behind the cut, the first ones' end before it.
+  const variant_values values{.window = 16};
+  for (const cpu_isa isa : isas()) {
+    INFO(name(isa));
+    const scene<bf16> cut_by_rule({.kv_heads = 1, .group = 1, .head_dim = 16}, {{96, 2098}});
+    CHECK(distance(attend<sliding_window, true>(cut_by_rule, values, isa),
+                   expected<sliding_window>(cut_by_rule, values)) < 1);
+    const scene<bf16> cut_for_threads({.kv_heads = 1, .group = 1, .head_dim = 16}, {{96, 8114}});
+    CHECK(distance(attend<sliding_window>(cut_for_threads, values, isa, 8),
+                   expected<sliding_window>(cut_for_threads, values)) < 1);
   }
 }
 

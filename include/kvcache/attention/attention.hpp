@@ -20,7 +20,10 @@
 
 namespace kvcache {
 
-/// Instruction sets that the CPU kernels are built for.
+/// Instruction sets that the CPU kernels are built for. Linux lets a process use AMX once it has asked, which
+/// best_isa() and has_isa() do where the processor has it: for all threads and for good, and stacks for signals
+/// (sigaltstack) have to be large enough to hold its registers from then on. Where the system refuses, the next best
+/// set is taken. A call uses the registers of AMX as functions may: what a caller had in them is gone.
 enum class cpu_isa : std::uint8_t {
   best,        ///< the best that this machine has
   scalar,      ///< plain C++

@@ -33,11 +33,15 @@ struct tile_rows {
   float* shift;     // joins logits before the soft cap
   float* weights;   // [rows, chunk / 2] pairs of bf16, where products of matrices are
 
+  /// What a row sees of the unit's tokens. Where that is nothing, an empty range on the side where the row's tokens
+  /// are, so that from row to row neither begins nor ends go back.
   [[nodiscard]] visible_range visible_to(std::uint32_t row) const noexcept {
     const visible_range r = visible(call.features, call.values.window, sequence.position(row), sequence.kv_length);
-    const std::uint32_t begin = r.begin > unit.kv_begin ? r.begin : unit.kv_begin;
-    const std::uint32_t end = r.end < unit.kv_end ? r.end : unit.kv_end;
-    return begin < end ? visible_range{begin, end} : visible_range{};
+    const auto within = [&](std::uint32_t token, std::uint32_t least) noexcept {
+      return token < least ? least : token < unit.kv_end ? token : unit.kv_end;
+    };
+    const std::uint32_t begin = within(r.begin, unit.kv_begin);
+    return {begin, within(r.end, begin)};
   }
 
   /// What at least one row sees of the unit's tokens.

@@ -200,7 +200,8 @@ struct tile_matrices : tile_pairs {
   void weigh_matrices(std::size_t r, std::size_t tokens, bool all_visible, bool& scaled) noexcept {
     const bool factor_last = !call.features.soft_cap && !call.features.alibi && call.scale > 0;
     const vec by = set1(call.features.soft_cap ? call.scale : call.scale * log2_e);
-    const vec none = set1(masked_below);
+    // Logits without the factor may come near a masked one.
+    const vec none = set1(factor_last ? 0.99999f * masked_logit : masked_below);
     const visible_range seen = seen_by(r, lanes, tokens, all_visible);
     for (std::size_t t = seen.begin; !factor_last && t < seen.end; ++t)
       store(logits + t * rows + r, mul(load(logits + t * rows + r), by));
@@ -277,7 +278,8 @@ struct tile_matrices : tile_pairs {
     });
   }
 
-  /// The same where values are not all finite, for what each row sees: the sums that matrices make, one by one.
+  /// The same where values are not all finite, for what each row sees: the sums that matrices make, one by one, but for
+  /// subnormal numbers, which matrices take for 0.
   void add_seen(std::size_t from_row, std::size_t end_row, std::size_t pairs) noexcept {
     for (std::size_t r = from_row; r < end_row; ++r) {
       const auto seen = [&](std::size_t t) noexcept {
@@ -293,12 +295,11 @@ struct tile_matrices : tile_pairs {
             const auto* const value = reinterpret_cast<const std::byte*>(values + p * dim_v + d);
             vec first;
             vec second;
-            vec first_weight;
-            vec second_weight;
             widen_pair<bf16>(value, first, second);
-            widen_pair<bf16>(reinterpret_cast<const std::byte*>(weight + p), first_weight, second_weight);
-            if (seen(2 * p)) even = fma(set1(_mm512_cvtss_f32(first_weight)), first, even);
-            if (seen(2 * p + 1)) odd = fma(set1(_mm512_cvtss_f32(second_weight)), second, odd);
+            std::uint32_t both_weights;
+            std::memcpy(&both_weights, weight + p, sizeof both_weights);
+            if (seen(2 * p)) even = fma(set1(std::bit_cast<float>(both_weights << 16)), first, even);
+            if (seen(2 * p + 1)) odd = fma(set1(std::bit_cast<float>(both_weights & 0xffff'0000u)), second, odd);
           }
           store(output + r * dim_v + d, add(load(output + r * dim_v + d), add(even, odd)));
         }
