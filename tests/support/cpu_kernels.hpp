@@ -85,5 +85,12 @@ KVCACHE_KERNELS_EXTERN template struct cpu_kernels<f16, fp8_e4m3>;
 KVCACHE_KERNELS_EXTERN template struct cpu_kernels<rotated<fp8_e4m3>, fp8_e4m3>;
 KVCACHE_KERNELS_EXTERN template struct cpu_kernels<rotated<int4_grouped<32>>, int4_grouped<32>>;
 KVCACHE_KERNELS_EXTERN template struct cpu_kernels<rotated<int4_grouped<32>>, int8_per_token>;
+KVCACHE_KERNELS_EXTERN template struct cpu_kernels<f16, rotated<int8_per_channel>>;
+KVCACHE_KERNELS_EXTERN template struct cpu_kernels<fp8_e4m3, fp8_e5m2>;
+KVCACHE_KERNELS_EXTERN template struct cpu_kernels<fp8_e4m3, int4_per_channel_symmetric>;
+KVCACHE_KERNELS_EXTERN template struct cpu_kernels<int4_per_channel, int4_grouped<64>>;
+KVCACHE_KERNELS_EXTERN template struct cpu_kernels<int8_per_channel, rotated<int2_per_channel>>;
+KVCACHE_KERNELS_EXTERN template struct cpu_kernels<int8_per_token, rotated<int8_per_token>>;
+KVCACHE_KERNELS_EXTERN template struct cpu_kernels<rotated<int4_grouped<32>>, int4_grouped_asymmetric<32>>;
 
 }  // namespace kvcache
