@@ -162,8 +162,7 @@ struct tile_matrices : tile_pairs {
     store_pairs(to, interleave_half(a, b));
   }
 
-  /// The chunk's `tokens` tokens for 32 rows from `r` on, or for the 16 that are left: logits, weights, outputs. All of
-  /// it stays in the first level of the cache meanwhile, with the keys and values.
+  /// The chunk's `tokens` tokens for 32 rows from `r` on, or for the 16 that are left: logits, weights, outputs.
   template <class TwoRows>
   void go_through(std::uint32_t kv_head, std::size_t r, TwoRows two_rows, std::size_t tokens, bool all_visible,
                   bool finite) noexcept {
