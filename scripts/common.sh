@@ -38,5 +38,5 @@ build_packages=(g++ cmake ninja-build ccache pkg-config python3 ca-certificates 
   nlohmann-json3-dev)
 fuzz_packages=(clang-16 libclang-rt-16-dev)
 aarch64_packages=(g++-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user)
-test_packages=(catch2 clang libbenchmark-dev clang-format git gnuplot-nox)
+test_packages=(catch2 clang libbenchmark-dev libboost-context-dev clang-format git gnuplot-nox)
 python3 -m pip --version >/dev/null 2>&1 || build_packages+=(python3-pip)

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <kvcache/detail/bit_cast.hpp>
 #include <kvcache/detail/config.hpp>
 
-#include <bit>
 #include <concepts>
 #include <cstdint>
 #include <type_traits>
@@ -134,17 +134,17 @@ inline constexpr std::uint8_t dtype_count = sizeof dtype_rows / sizeof dtype_row
   const std::uint32_t rest = x.bits & 0x7fffu;
   if (rest >= 0x7c00u) {  // infinity or NaN
     const std::uint32_t quiet = rest > 0x7c00u ? 0x0040'0000u : 0u;
-    return std::bit_cast<float>(sign | 0x7f80'0000u | quiet | ((rest & 0x3ffu) << 13));
+    return detail::bit_cast<float>(sign | 0x7f80'0000u | quiet | ((rest & 0x3ffu) << 13));
   }
-  if (rest >= 0x0400u) return std::bit_cast<float>(sign | ((rest << 13) + 0x3800'0000u));
+  if (rest >= 0x0400u) return detail::bit_cast<float>(sign | ((rest << 13) + 0x3800'0000u));
   // Subnormal: rest * 2^-24, which is a normal f32.
   const float magnitude = static_cast<float>(rest) * 0x1p-24f;
-  return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(magnitude));
+  return detail::bit_cast<float>(sign | detail::bit_cast<std::uint32_t>(magnitude));
 }
 
 /// Exact.
 [[nodiscard]] KVCACHE_HOST_DEVICE constexpr float to_float(bf16 x) noexcept {
-  return std::bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16);
+  return detail::bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16);
 }
 
 [[nodiscard]] KVCACHE_HOST_DEVICE constexpr float to_float(float x) noexcept { return x; }
@@ -189,14 +189,14 @@ template <>
 
 template <>
 [[nodiscard]] KVCACHE_HOST_DEVICE constexpr bf16 from_float<bf16>(float x) noexcept {
-  const std::uint32_t b = std::bit_cast<std::uint32_t>(x);
+  const std::uint32_t b = detail::bit_cast<std::uint32_t>(x);
   if ((b & 0x7fff'ffffu) > 0x7f80'0000u) return {static_cast<std::uint16_t>((b >> 16) | 0x0040u)};
   return {static_cast<std::uint16_t>((b + 0x7fffu + ((b >> 16) & 1u)) >> 16)};
 }
 
 template <>
 [[nodiscard]] KVCACHE_HOST_DEVICE constexpr f16 from_float<f16>(float x) noexcept {
-  const std::uint32_t b = std::bit_cast<std::uint32_t>(x);
+  const std::uint32_t b = detail::bit_cast<std::uint32_t>(x);
   const std::uint32_t sign = (b >> 16) & 0x8000u;
   const std::uint32_t a = b & 0x7fff'ffffu;
   std::uint32_t out = 0;

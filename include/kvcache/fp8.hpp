@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <kvcache/detail/bit_cast.hpp>
 #include <kvcache/detail/config.hpp>
 #include <kvcache/dtype.hpp>
 
-#include <bit>
 #include <cstdint>
 #include <type_traits>
 
@@ -42,10 +42,10 @@ struct dtype_traits<fp8_e5m2> {
 [[nodiscard]] KVCACHE_HOST_DEVICE constexpr float to_float(fp8_e4m3 x) noexcept {
   const std::uint32_t sign = (x.bits & 0x80u) << 24;
   const std::uint32_t rest = x.bits & 0x7fu;
-  if (rest == 0x7fu) return std::bit_cast<float>(sign | 0x7fc0'0000u);
-  if (rest >= 0x08u) return std::bit_cast<float>(sign | ((rest << 20) + 0x3c00'0000u));
+  if (rest == 0x7fu) return detail::bit_cast<float>(sign | 0x7fc0'0000u);
+  if (rest >= 0x08u) return detail::bit_cast<float>(sign | ((rest << 20) + 0x3c00'0000u));
   const float magnitude = static_cast<float>(rest) * 0x1p-9f;  // subnormal
-  return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(magnitude));
+  return detail::bit_cast<float>(sign | detail::bit_cast<std::uint32_t>(magnitude));
 }
 
 /// Exact: it is the upper half of an f16.
@@ -61,19 +61,23 @@ struct fp8_range {
   int bias;               ///< of the exponent
   std::uint32_t largest;  ///< code of the largest number
 
-  [[nodiscard]] constexpr std::uint32_t first_normal() const noexcept {  // as f32 bits
+  [[nodiscard]] KVCACHE_HOST_DEVICE constexpr std::uint32_t first_normal() const noexcept {  // as f32 bits
     return static_cast<std::uint32_t>(128 - bias) << 23;
   }
-  [[nodiscard]] constexpr std::uint32_t rebias() const noexcept { return static_cast<std::uint32_t>(127 - bias) << 23; }
+  [[nodiscard]] KVCACHE_HOST_DEVICE constexpr std::uint32_t rebias() const noexcept {
+    return static_cast<std::uint32_t>(127 - bias) << 23;
+  }
   /// The exponent of the step between subnormals.
-  [[nodiscard]] constexpr int step() const noexcept { return 1 - bias - static_cast<int>(mantissa); }
+  [[nodiscard]] KVCACHE_HOST_DEVICE constexpr int step() const noexcept {
+    return 1 - bias - static_cast<int>(mantissa);
+  }
 };
 inline constexpr fp8_range e4m3_range{3, 7, 0x7e};
 inline constexpr fp8_range e5m2_range{2, 15, 0x7b};
 
 /// Rounds to nearest, ties to even, by bits.
 [[nodiscard]] KVCACHE_HOST_DEVICE constexpr std::uint8_t to_fp8(float x, fp8_range range) noexcept {
-  const std::uint32_t b = std::bit_cast<std::uint32_t>(x);
+  const std::uint32_t b = detail::bit_cast<std::uint32_t>(x);
   const std::uint32_t sign = (b >> 24) & 0x80u;
   const std::uint32_t a = b & 0x7fff'ffffu;
   std::uint32_t out = 0;

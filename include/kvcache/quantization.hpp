@@ -153,11 +153,11 @@ struct quantization {
 [[nodiscard]] KVCACHE_HOST_DEVICE constexpr bool seals(dtype_id id) noexcept { return quantization_of(id).per_channel; }
 
 /// Bytes of one head of a token: its codes, or its elements. Codes of a byte lie from its lowest bits up.
-[[nodiscard]] KVCACHE_HOST_DEVICE constexpr std::uint64_t code_bytes(dtype_id id, std::uint32_t dim) noexcept {
+[[nodiscard]] constexpr std::uint64_t code_bytes(dtype_id id, std::uint32_t dim) noexcept {
   return (std::uint64_t{dim} * bits(id) + 7) / 8;
 }
 /// Bytes of the scales of one head, of a token or of a block: all scales, then all zero points.
-[[nodiscard]] KVCACHE_HOST_DEVICE constexpr std::uint64_t scale_bytes(dtype_id id, std::uint32_t dim) noexcept {
+[[nodiscard]] constexpr std::uint64_t scale_bytes(dtype_id id, std::uint32_t dim) noexcept {
   const quantization q = quantization_of(id);
   return std::uint64_t{q.scales(dim)} * (q.zero_points ? 4u : 2u);
 }

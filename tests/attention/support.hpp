@@ -52,6 +52,7 @@ struct shape {
   bool tails = false;            ///< every third block lies in the tail pool
   bool tails_alike = false;      ///< the tail pool has the strides of the other one
   float largest = 1;             ///< standard deviation of K and V
+  std::uint32_t aligned = 8;     ///< the pool's first byte to so many, rows to as many where that is not 8
 
   [[nodiscard]] std::uint32_t v_dim() const { return head_dim_v != 0 ? head_dim_v : head_dim; }
   [[nodiscard]] std::uint32_t query_heads() const { return kv_heads * group; }
@@ -72,8 +73,10 @@ class plane {
     const dtype_id stored = without_rotation(dtype);
     const quantization q = quantization_of(dtype);
     const std::uint32_t gap_bytes = q.bits != 0 ? gap : gap * bits(dtype) / 8;
-    lay_out(s, view_, static_cast<std::int64_t>(code_bytes(dtype, dim)) + gap_bytes, 8 * gap);
-    poison(codes_, view_, blocks, [&](std::size_t i) {
+    std::int64_t row_bytes = static_cast<std::int64_t>(code_bytes(dtype, dim)) + gap_bytes;
+    if (s.aligned != 8) row_bytes = (row_bytes + s.aligned - 1) / s.aligned * s.aligned;
+    lay_out(s, view_, row_bytes, 8 * gap);
+    poison(codes_, view_, blocks, s.aligned, [&](std::size_t i) {
       if (q.bits != 0) return std::uint32_t{0xffff'ffff};
       if (stored == dtype_id::float8_e4m3) return std::uint32_t{0xff7f'ff7f};
       if (stored == dtype_id::float8_e5m2) return std::uint32_t{0x7ffc'ff7c};
@@ -90,7 +93,7 @@ class plane {
         scales_.head_stride = row;
         scales_.block_stride = row * s.kv_heads + 6;
       }
-      poison(scale_bytes_, scales_, blocks, [](std::size_t i) {
+      poison(scale_bytes_, scales_, blocks, 8, [](std::size_t i) {
         return i % 3 == 0 ? 0x7fc0'7f80u : i % 3 == 1 ? 0xff80'7fc0u : 0xffff'ff80u;
       });
     }
@@ -150,10 +153,11 @@ class plane {
   }
   /// Memory for a view, full of what `pattern` says of each four bytes.
   template <class Pattern>
-  static void poison(std::vector<std::byte>& memory, plane_view& view, std::uint32_t blocks, const Pattern& pattern) {
+  static void poison(std::vector<std::byte>& memory, plane_view& view, std::uint32_t blocks, std::uint32_t aligned,
+                     const Pattern& pattern) {
     memory.resize(static_cast<std::size_t>(view.block_stride) * blocks + 128);
     auto address = reinterpret_cast<std::uintptr_t>(memory.data());
-    while (address % 16 != 8) ++address;
+    while (address % (2 * aligned) != aligned) ++address;
     view.base = reinterpret_cast<std::byte*>(address);
     const std::size_t size = memory.size() - static_cast<std::size_t>(view.base - memory.data());
     for (std::size_t i = 0; i + 4 <= size; i += 4) {

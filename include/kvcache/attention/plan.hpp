@@ -49,7 +49,7 @@ struct planned_sequence {
   std::size_t first_block = 0;  ///< its table in attention_plan::blocks()
 
   /// Where query row `row` of the step stands in the sequence; negative when there are more queries than tokens.
-  [[nodiscard]] constexpr std::int64_t position(std::uint32_t row) const noexcept {
+  [[nodiscard]] KVCACHE_HOST_DEVICE constexpr std::int64_t position(std::uint32_t row) const noexcept {
     return std::int64_t{kv_length} - queries + (row - query_begin);
   }
   friend constexpr bool operator==(const planned_sequence&, const planned_sequence&) = default;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <kvcache/detail/bit_cast.hpp>
 #include <kvcache/detail/config.hpp>
 #include <kvcache/error.hpp>
 #include <kvcache/views.hpp>
 
-#include <bit>
 #include <cmath>
 #include <concepts>
 #include <cstddef>
@@ -29,10 +29,12 @@ inline constexpr float log2_e = 1.4426950408889634f;
 inline constexpr float ln_2 = 0.6931471805599453f;
 
 /// The lse of no token.
-[[nodiscard]] constexpr float empty_lse() noexcept { return std::bit_cast<float>(0xff80'0000u); }
+[[nodiscard]] KVCACHE_HOST_DEVICE constexpr float empty_lse() noexcept { return detail::bit_cast<float>(0xff80'0000u); }
 
 /// Whether `lse` is that of no token.
-[[nodiscard]] constexpr bool is_empty(float lse) noexcept { return std::bit_cast<std::uint32_t>(lse) == 0xff80'0000u; }
+[[nodiscard]] KVCACHE_HOST_DEVICE constexpr bool is_empty(float lse) noexcept {
+  return detail::bit_cast<std::uint32_t>(lse) == 0xff80'0000u;
+}
 
 /// One lse for each row and head. Strides count elements. Owns nothing; no data: not wanted.
 template <class T>
@@ -42,7 +44,7 @@ struct lse_view {
   std::int64_t head_stride = 1;
   lse_base base = lse_base::two;
 
-  [[nodiscard]] constexpr T* at(std::uint32_t row, std::uint32_t head) const noexcept {
+  [[nodiscard]] KVCACHE_HOST_DEVICE constexpr T* at(std::uint32_t row, std::uint32_t head) const noexcept {
     return data + row * row_stride + head * head_stride;
   }
 };

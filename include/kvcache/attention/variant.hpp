@@ -108,7 +108,7 @@ struct mask_view {
   std::uint32_t rows = 0;
   std::int64_t row_stride = 0;  ///< bytes from one row to the next; 8 times as many tokens fit
 
-  [[nodiscard]] constexpr bool sees(std::uint32_t row, std::uint32_t token) const noexcept {
+  [[nodiscard]] KVCACHE_HOST_DEVICE constexpr bool sees(std::uint32_t row, std::uint32_t token) const noexcept {
     return ((data[row * row_stride + (token >> 3)] >> (token & 7u)) & 1u) != 0;
   }
 };
@@ -190,8 +190,9 @@ struct visible_range {
 };
 
 /// What the query at `position` (negative: before the first token) sees of a sequence of `kv_length` tokens.
-[[nodiscard]] constexpr visible_range visible(const variant_features& features, std::uint32_t window,
-                                              std::int64_t position, std::uint32_t kv_length) noexcept {
+[[nodiscard]] KVCACHE_HOST_DEVICE constexpr visible_range visible(const variant_features& features,
+                                                                  std::uint32_t window, std::int64_t position,
+                                                                  std::uint32_t kv_length) noexcept {
   std::int64_t begin = 0;
   std::int64_t end = kv_length;
   if (features.causal) end = position + 1 < end ? position + 1 : end;

@@ -21,10 +21,20 @@
 #endif
 #endif
 
+// The bodies of device kernels are plain functions to a host compiler, which tests run; nvcc makes them device code
+// only, so that they may call what exists only there.
 #if defined(__CUDACC__)
 #define KVCACHE_HOST_DEVICE __host__ __device__
+#define KVCACHE_DEVICE_INLINE __device__ __forceinline__
 #else
 #define KVCACHE_HOST_DEVICE
+#define KVCACHE_DEVICE_INLINE inline
+#endif
+// Compute capability 8.9 and later have an instruction.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+#define KVCACHE_CONVERTS_FP8 1
+#else
+#define KVCACHE_CONVERTS_FP8 0
 #endif
 
 #if defined(__GNUC__) || defined(__clang__)
@@ -80,7 +90,9 @@
 #define KVCACHE_NEON 0
 #endif
 
-#if defined(__clang__)
+#if defined(__CUDACC__)
+#define KVCACHE_UNROLL KVCACHE_PRAGMA(unroll)
+#elif defined(__clang__)
 #define KVCACHE_UNROLL KVCACHE_PRAGMA(clang loop unroll(full))
 #elif defined(__GNUC__)
 #define KVCACHE_UNROLL KVCACHE_PRAGMA(GCC unroll 32)

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <kvcache/detail/bit_cast.hpp>
 #include <kvcache/detail/config.hpp>
 #include <kvcache/quantise/runs.hpp>
 
-#include <bit>
 #include <cstdint>
 
 namespace kvcache::detail {
 
 [[nodiscard]] constexpr bool is_finite(float x) noexcept {
-  return (std::bit_cast<std::uint32_t>(x) & 0x7f80'0000u) != 0x7f80'0000u;
+  return (bit_cast<std::uint32_t>(x) & 0x7f80'0000u) != 0x7f80'0000u;
 }
 
 /// The smallest and largest finite element of some, and whether one is no number. Magnitudes beyond 2^126 count as
@@ -23,7 +23,7 @@ struct value_range {
 
   constexpr void add(float x) noexcept {
     if (!is_finite(x)) {
-      nan = nan || (std::bit_cast<std::uint32_t>(x) & 0x007f'ffffu) != 0;
+      nan = nan || (bit_cast<std::uint32_t>(x) & 0x007f'ffffu) != 0;
       return;
     }
     low = x < low ? x : low;
@@ -38,7 +38,7 @@ struct value_range {
   /// An element as it is encoded: what is not finite, or beyond the range, becomes the nearer end of it, and a NaN what
   /// is nearest to 0.
   [[nodiscard]] constexpr float within(float x) const noexcept {
-    const std::uint32_t b = std::bit_cast<std::uint32_t>(x);
+    const std::uint32_t b = bit_cast<std::uint32_t>(x);
     const float ends = (b >> 31) != 0 ? low : high;
     const float number = is_finite(x) ? x : (b & 0x007f'ffffu) != 0 ? 0.0f : ends;
     return number < low ? low : number > high ? high : number;
@@ -48,7 +48,7 @@ struct value_range {
 /// The sign's bit is set where x is not finite, or 2^126 or more in magnitude: such elements are rare, and encoded as
 /// `value_range::within` says.
 [[nodiscard]] KVCACHE_ALWAYS_INLINE constexpr std::uint32_t unusual(float x) noexcept {
-  return (std::bit_cast<std::uint32_t>(x) & 0x7fff'ffffu) + 0x0180'0000u;
+  return (bit_cast<std::uint32_t>(x) & 0x7fff'ffffu) + 0x0180'0000u;
 }
 
 /// Widens ranges, an element each, and says what is unusual.

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <kvcache/detail/bit_cast.hpp>
 #include <kvcache/detail/config.hpp>
 #include <kvcache/dtype.hpp>
 #include <kvcache/quantise/runs.hpp>
 
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -37,7 +37,7 @@ struct inverse_table {
   std::uint32_t bits[128] = {};
   constexpr inverse_table() noexcept {
     for (std::uint32_t m = 0; m < 128; ++m)
-      bits[m] = std::bit_cast<std::uint32_t>(code_parts / (1.0f + static_cast<float>(m) / 128.0f));
+      bits[m] = bit_cast<std::uint32_t>(code_parts / (1.0f + static_cast<float>(m) / 128.0f));
   }
 };
 inline constexpr inverse_table inverses;
@@ -46,7 +46,7 @@ inline constexpr inverse_table inverses;
 [[nodiscard]] KVCACHE_ALWAYS_INLINE constexpr float factor_for(std::uint32_t scale) noexcept {
   const std::uint32_t exponent = (scale & 0x7f80'0000u) - 0x3f80'0000u;
   const std::uint32_t magnitude = inverses.bits[(scale >> 16) & 0x7fu] - exponent;
-  return std::bit_cast<float>(scale == 0 ? 0u : magnitude | (scale & 0x8000'0000u));
+  return bit_cast<float>(scale == 0 ? 0u : magnitude | (scale & 0x8000'0000u));
 }
 
 /// What turns the elements of one group into codes.
@@ -64,22 +64,22 @@ struct encoder {
                                                                  float high) noexcept {
   constexpr std::uint32_t sign_bit = 0x8000'0000u;
   // Upper halves of an f32; those of a negative number have to be rounded up for the number to go down.
-  const std::uint32_t l = std::bit_cast<std::uint32_t>(low);
+  const std::uint32_t l = bit_cast<std::uint32_t>(low);
   const std::uint32_t down = (l + ((l >> 31) != 0 ? 0xffffu : 0u)) & 0xffff'0000u;
   const std::uint32_t zero = grid.zero_points && (l & 0x7f80'0000u) != 0 ? down : 0u;
-  const float origin = std::bit_cast<float>(zero);
+  const float origin = bit_cast<float>(zero);
 
   const float largest = -low > high ? low : high;  // by magnitude
-  const std::uint32_t largest_bits = std::bit_cast<std::uint32_t>(largest);
+  const std::uint32_t largest_bits = bit_cast<std::uint32_t>(largest);
   // Of subnormal elements below a zero point of 0 the span may have a sign, and is 0 then.
-  const std::uint32_t above = std::bit_cast<std::uint32_t>(high - origin);
+  const std::uint32_t above = bit_cast<std::uint32_t>(high - origin);
   const std::uint32_t positive = (above & sign_bit) != 0 ? 0u : above;
-  const float span = std::bit_cast<float>(grid.zero_points ? positive : largest_bits & ~sign_bit);
+  const float span = bit_cast<float>(grid.zero_points ? positive : largest_bits & ~sign_bit);
   // At most one bf16 beside what is looked for. The products are exact.
-  const std::uint32_t about = (std::bit_cast<std::uint32_t>(span * (1.0f / grid.steps)) + 0xffffu) & 0xffff'0000u;
+  const std::uint32_t about = (bit_cast<std::uint32_t>(span * (1.0f / grid.steps)) + 0xffffu) & 0xffff'0000u;
   const std::uint32_t below = about < 0x0001'0000u ? 0u : about - 0x0001'0000u;
-  std::uint32_t scale = std::bit_cast<float>(about) * grid.steps < span ? about + 0x0001'0000u : about;
-  scale = std::bit_cast<float>(below) * grid.steps >= span ? below : scale;
+  std::uint32_t scale = bit_cast<float>(about) * grid.steps < span ? about + 0x0001'0000u : about;
+  scale = bit_cast<float>(below) * grid.steps >= span ? below : scale;
   constexpr std::uint32_t least = 18u << 23;  // 2^-109
   const bool none = scale < least;
   const std::uint32_t sign = grid.signed_scale ? ~largest_bits & sign_bit : 0u;
