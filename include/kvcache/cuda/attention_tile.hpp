@@ -8,6 +8,7 @@
 #include <kvcache/cuda/chunks.hpp>
 #include <kvcache/cuda/context.hpp>
 #include <kvcache/cuda/finish_row.hpp>
+#include <kvcache/cuda/tile_rows.hpp>
 #include <kvcache/cuda/operands.hpp>
 #include <kvcache/detail/bit_cast.hpp>
 #include <kvcache/detail/config.hpp>
@@ -38,10 +39,11 @@ struct attention_tile {
   static constexpr unsigned rows = 16 * row_warps;
   static constexpr unsigned slice = chunk / token_warps;  ///< tokens of a chunk that a warp meets
   using loads = chunks<K, V, Tail, DimK, DimV, chunk, threads>;
+  using staged = typename loads::staged;
   using params = attention_params;
 
   static constexpr unsigned q_stride = DimK + 8;
-  static constexpr unsigned o_stride = DimV + 4;
+  static constexpr unsigned o_stride = state_stride<DimV>;
   static constexpr unsigned stages_bytes = loads::stages * loads::stage_bytes;
   static constexpr unsigned states_bytes = token_warps * rows * (o_stride + 1) * 4;
 
@@ -67,53 +69,17 @@ struct attention_tile {
     float top[2];
     float sum[2];
   };
-  /// What the lane's two rows may see.
+  /// The lane's two rows.
   struct sight {
-    std::int64_t position[2];
-    visible_range range[2];
-    std::uint32_t row[2];  ///< of the step
-    std::uint32_t head[2];
-    bool all;  ///< of the unit's tokens, by every row of the warp
-  };
-
-  /// A chunk in shared memory.
-  struct staged {
-    const std::byte* keys;
-    const std::byte* values;
-    const std::uint8_t* k_odd;
-    const std::uint8_t* v_odd;
-    typename loads::span tokens;
-    std::uint32_t block_size;
-
-    /// The scales of a token of the chunk.
-    KVCACHE_DEVICE_INLINE const std::byte* k_scales(unsigned token) const {
-      return scales<typename loads::k_plane>(keys, k_odd, token);
-    }
-    KVCACHE_DEVICE_INLINE const std::byte* v_scales(unsigned token) const {
-      return scales<typename loads::v_plane>(values, v_odd, token);
-    }
-
-   private:
-    template <class Plane>
-    KVCACHE_DEVICE_INLINE const std::byte* scales(const std::byte* plane, const std::uint8_t* odd,
-                                                  unsigned token) const {
-      if constexpr (Plane::scale_words == 0) return nullptr;
-      unsigned set = token;
-      if constexpr (Plane::seals)
-        set = token < tokens.count ? (tokens.begin + token) / block_size - tokens.begin / block_size : 0;
-      return plane + Plane::scales_begin + set * Plane::scale_words * 4 + odd[set];
-    }
+    tile_row of[2];
+    bool all;  ///< every row of the warp sees all of the unit's tokens
   };
 
   template <context C>
   KVCACHE_DEVICE_INLINE static void meet_unit(C& c, shared& s, const params& p, const work_unit& unit,
                                               std::uint32_t kv_head) {
     const query_tile tile = p.work.tiles[unit.tile];
-    planned_sequence sequence = p.work.sequences[tile.sequence];
-    if (p.work.kv_lengths != nullptr) {
-      const std::uint32_t known = c.load(p.work.kv_lengths + tile.sequence);
-      if (known < sequence.kv_length) sequence.kv_length = known;
-    }
+    const planned_sequence sequence = known_sequence(c, p, tile.sequence);
     const std::uint32_t tile_rows = (tile.query_end - tile.query_begin) * p.group;
     for (std::uint32_t first = 0; first < tile_rows; first += rows)
       meet_rows(c, s, p, unit, tile, sequence, kv_head, first, tile_rows);
@@ -125,21 +91,16 @@ struct attention_tile {
                                               std::uint32_t kv_head, std::uint32_t first, std::uint32_t tile_rows) {
     const unsigned row_warp = c.warp() % row_warps;
     const unsigned token_warp = c.warp() / row_warps;
+    const std::uint32_t end = unit.kv_end < sequence.kv_length ? unit.kv_end : sequence.kv_length;
     c.sync();  // what was there before has been read
     load_queries(c, s, p, tile, kv_head, first, tile_rows);
 
     sight seen;
-    const std::uint32_t end = unit.kv_end < sequence.kv_length ? unit.kv_end : sequence.kv_length;
     bool all = !Features.mask;
     KVCACHE_UNROLL
     for (unsigned i = 0; i < 2; ++i) {
-      const std::uint32_t r = first + 16 * row_warp + c.lane() / 4 + 8 * i;
-      const std::uint32_t of_tile = r < tile_rows ? r : tile_rows - 1;
-      seen.row[i] = tile.query_begin + of_tile / p.group;
-      seen.head[i] = kv_head * p.group + of_tile % p.group;
-      seen.position[i] = sequence.position(seen.row[i]);
-      seen.range[i] = visible(Features, p.window, seen.position[i], sequence.kv_length);
-      all = all && seen.range[i].begin <= unit.kv_begin && seen.range[i].end >= end;
+      seen.of[i] = tile_row::of<Features>(p, tile, sequence, kv_head, first + 16 * row_warp + c.lane() / 4 + 8 * i);
+      all = all && seen.of[i].range.begin <= unit.kv_begin && seen.of[i].range.end >= end;
     }
     seen.all = !c.any(!all);
 
@@ -155,43 +116,9 @@ struct attention_tile {
     }
 
     loads load{p.work.blocks + sequence.first_block, p.kv.block_size, unit.kv_begin, end, kv_head};
-    constexpr unsigned ahead = loads::stages - 1;
-    KVCACHE_UNROLL
-    for (unsigned i = 0; i < ahead; ++i) {
-      const auto span = load.find(c);
-      load.place(c, p.kv, span, s.loading.next[i % 2]);
-      if (c.thread() == 0) s.loading.spans[i] = span;
-      c.sync();
-      load.copy(c, s.loading, s.loading.next[i % 2], i, s.bytes + i * loads::stage_bytes, p.copy_bytes);
-      c.copy_async_commit();
-    }
-    {
-      const auto span = load.find(c);
-      load.place(c, p.kv, span, s.loading.next[ahead % 2]);
-      if (c.thread() == 0) s.loading.spans[ahead] = span;
-    }
-    for (unsigned i = 0;; ++i) {
-      c.template copy_async_wait<loads::stages - 2>();
-      c.sync();  // the chunk is there for all, and all are through with the one before
-      const auto span = s.loading.spans[i % (loads::stages + 1)];
-      if (span.count == 0) break;
-      const unsigned stage = i % loads::stages;
-      const unsigned coming = i + ahead;
-      load.copy(c, s.loading, s.loading.next[coming % 2], coming % loads::stages,
-                s.bytes + coming % loads::stages * loads::stage_bytes, p.copy_bytes);
-      c.copy_async_commit();
-      const auto later = load.find(c);
-      load.place(c, p.kv, later, s.loading.next[(coming + 1) % 2]);
-      if (c.thread() == 0) s.loading.spans[(coming + 1) % (loads::stages + 1)] = later;
-
-      if (token_warp * slice >= span.count) continue;
-      const std::byte* const keys = s.bytes + stage * loads::stage_bytes;
-      const staged chunk_of{keys, keys + loads::v_begin, s.loading.k_odd[stage], s.loading.v_odd[stage], span,
-                            p.kv.block_size};
-      meet_chunk(c, s, p, seen, mine, chunk_of, row_warp, token_warp * slice);
-    }
-    c.template copy_async_wait<0>();
-    c.sync();  // stages become states
+    load.pass(c, p.kv, p.copy_bytes, s.loading, s.bytes, [&](const staged& from) {
+      if (token_warp * slice < from.tokens.count) meet_chunk(c, s, p, seen, mine, from, row_warp, token_warp * slice);
+    });
     finish(c, s, p, unit, tile, mine, kv_head, first, tile_rows, row_warp, token_warp);
   }
 
@@ -201,19 +128,7 @@ struct attention_tile {
                                                  std::uint32_t kv_head, std::uint32_t first, std::uint32_t tile_rows) {
     float* const x = reinterpret_cast<float*>(s.bytes) + c.warp() * DimK;
     for (unsigned r = c.warp(); r < rows; r += warps) {
-      const bool there = first + r < tile_rows;
-      const std::uint32_t of_tile = there ? first + r : 0;
-      const std::uint32_t row = tile.query_begin + of_tile / p.group;
-      const std::uint32_t head = kv_head * p.group + of_tile % p.group;
-      const std::byte* const from =
-          p.q.data + (row * p.q.row_stride + head * p.q.head_stride) * element_bytes(p.q_dtype);
-      float shift = 0;
-      for (unsigned d = c.lane(); d < DimK; d += warp_lanes) {
-        x[d] = there ? load_element(c, from + d * element_bytes(p.q_dtype), p.q_dtype) : 0.0f;
-        if (p.kv.key_offset != nullptr) shift += x[d] * c.load(p.kv.key_offset + std::size_t{kv_head} * DimK + d);
-      }
-      KVCACHE_UNROLL
-      for (unsigned mask = 16; mask > 0; mask /= 2) shift += c.shuffle_xor(shift, mask);
+      const float shift = load_query<DimK>(c, p, tile, kv_head, first + r, tile_rows, x);
       if constexpr (stored_as<K>::rotated) rotate_row(c, x, DimK);
       write_query<K>(c, s.q[0] + r * q_stride, x, p.scale, s.unit[0] + r);
       if constexpr (loads::mixed) write_query<waiting_as<K, Tail>>(c, s.q[1] + r * q_stride, x, p.scale, s.unit[1] + r);
@@ -290,7 +205,7 @@ struct attention_tile {
       const float unit = s.unit[Query][row];
       const float shift = s.shift[row];
       float slope = 0;
-      if constexpr (Features.alibi) slope = c.load(p.alibi_slopes + seen.head[r]);
+      if constexpr (Features.alibi) slope = c.load(p.alibi_slopes + seen.of[r].head);
       KVCACHE_UNROLL
       for (unsigned t = 0; t < slice / 8; ++t) {
         KVCACHE_UNROLL
@@ -298,14 +213,8 @@ struct attention_tile {
           const unsigned at = first + 8 * t + c.lane() % 4 * 2 + i;
           const std::uint32_t token = from.tokens.begin + at;
           float& x = logits[t][2 * r + i];
-          x = x * unit + shift;
-          if constexpr (Features.soft_cap) x = p.soft_cap * c.tanh(x / p.soft_cap);
-          if constexpr (Features.alibi) {
-            const std::int64_t distance = seen.position[r] - std::int64_t{token};
-            x -= slope * static_cast<float>(distance < 0 ? -distance : distance);
-          }
-          x *= log2_e;
-          if (!whole && (at >= from.tokens.count || !sees(c, p, seen, r, token))) x = empty_lse();
+          x = seen.of[r].template logit<Features>(c, p, slope, token, x * unit + shift);
+          if (!whole && (at >= from.tokens.count || !seen.of[r].template sees<Features>(c, p, token))) x = empty_lse();
         }
       }
     }
@@ -344,18 +253,6 @@ struct attention_tile {
       }
     }
     multiply_values<StoredV>(c, p, from, first, weights, whole, seen, mine);
-  }
-
-  template <context C>
-  KVCACHE_DEVICE_INLINE static bool sees(const C& c, const params& p, const sight& seen, unsigned r,
-                                         std::uint32_t token) {
-    const visible_range range = seen.range[r];
-    if (token < range.begin || token >= range.end) return false;
-    if constexpr (Features.mask) {
-      const std::uint8_t* const bits = p.mask.data + seen.row[r] * p.mask.row_stride + (token >> 3);
-      return ((c.load(bits) >> (token & 7u)) & 1u) != 0;
-    }
-    return true;
   }
 
   /// Products of a warp's queries, 16 rows at `queries`, with the keys of `slice` tokens.
@@ -420,7 +317,6 @@ struct attention_tile {
                                                     const float (&weights)[slice / 8][4], bool whole,
                                                     const sight& seen, state& mine) {
     using operand = typename stored_as<StoredV>::value_operand;
-    const unsigned lane = c.lane();
     KVCACHE_UNROLL
     for (unsigned t = 0; t < slice / 16; ++t) {
       const unsigned token = first + 16 * t;
@@ -480,36 +376,14 @@ struct attention_tile {
       float x[2][wide];
       KVCACHE_UNROLL
       for (unsigned i = 0; i < 2; ++i) {
+        const unsigned at = token + c.lane() % 4 * 2 + 8 * half + i;
         float four[4];
-        read_four<StoredV>(c, from, token + c.lane() % 4 * 2 + 8 * half + i, element / 4 * 4, four);
+        four_stored<StoredV, DimV>(c, from.values + at * loads::v_plane::stride, from.v_scales(at), element / 4 * 4, four);
         KVCACHE_UNROLL
         for (unsigned j = 0; j < wide; ++j) x[i][j] = wide == 4 || element % 4 == 0 ? four[j] : four[j + 4 - wide];
       }
       KVCACHE_UNROLL
       for (unsigned j = 0; j < wide; ++j) b[j][half] = c.pack(operand{}, x[0][j], x[1][j]);
-    }
-  }
-
-  /// Elements `element` to `element` + 3 of the values of a token of the chunk.
-  template <class StoredV, context C>
-  KVCACHE_DEVICE_INLINE static void read_four(const C& c, const staged& from, unsigned token, unsigned element,
-                                              float (&x)[4]) {
-    using as = stored_as<StoredV>;
-    const std::byte* const codes = from.values + token * loads::v_plane::stride + element * as::bits / 8;
-    if constexpr (as::value_form == operand_form::numbers) {
-      four_numbers<StoredV, DimV>(codes, from.v_scales(token), element, x);
-    } else {
-      std::uint32_t pairs[2];
-      if constexpr (as::value_form == operand_form::units) {
-        four_units<StoredV>(c, codes, pairs);
-      } else {
-        pairs[0] = read_shared<std::uint32_t>(codes);
-        pairs[1] = read_shared<std::uint32_t>(codes + 4);
-      }
-      using operand = typename as::value_operand;
-      KVCACHE_UNROLL
-      for (unsigned i = 0; i < 4; ++i)
-        x[i] = to_float(operand{static_cast<std::uint16_t>(pairs[i / 2] >> (16 * (i % 2)))});
     }
   }
 
@@ -546,7 +420,7 @@ struct attention_tile {
       KVCACHE_UNROLL
       for (unsigned j = 0; j < 2; ++j) {
         const unsigned at = token + c.lane() % 4 * 2 + i / 2 * 8 + j;
-        one[j] = at < from.tokens.count && sees(c, p, seen, i % 2, from.tokens.begin + at) ? 1.0f : 0.0f;
+        one[j] = at < from.tokens.count && seen.of[i % 2].template sees<Features>(c, p, from.tokens.begin + at) ? 1.0f : 0.0f;
       }
       a[i] = c.pack(operand{}, one[0], one[1]);
     }
@@ -597,49 +471,7 @@ struct attention_tile {
       if (c.lane() % 4 == 0) lses[row] = lse;
     }
     c.sync();
-    for (unsigned r = c.warp(); r < rows; r += warps) {
-      if (first + r >= tile_rows) break;
-      float* const x = outputs + r * o_stride;
-      float lse = lses[r];
-      if constexpr (token_warps > 1) {
-        float top = 0;
-        bool empty = true;
-        KVCACHE_UNROLL
-        for (unsigned w = 0; w < token_warps; ++w) {
-          const float own = lses[w * rows + r];
-          if (is_empty(own)) continue;
-          if (empty || own > top) top = own;
-          empty = false;
-        }
-        float share[token_warps];
-        float total = 0;
-        KVCACHE_UNROLL
-        for (unsigned w = 0; w < token_warps; ++w) {
-          const float own = lses[w * rows + r];
-          share[w] = is_empty(own) ? 0.0f : c.exp2(own - top);
-          total += share[w];
-        }
-        for (unsigned d = c.lane(); d < DimV; d += warp_lanes) {
-          float sum = 0;
-          KVCACHE_UNROLL
-          for (unsigned w = 0; w < token_warps; ++w)
-            if (!is_empty(lses[w * rows + r])) sum += share[w] * outputs[(w * rows + r) * o_stride + d];
-          x[d] = empty ? 0.0f : sum / total;
-        }
-        lse = empty ? empty_lse() : top + c.log2(total);
-      }
-      const std::uint32_t row = tile.query_begin + (first + r) / p.group;
-      const std::uint32_t head = kv_head * p.group + (first + r) % p.group;
-      if (tile.parts == 1) {
-        finish_row<Features, stored_as<V>::rotated>(c, p, x, lse, DimV, row, head);
-      } else {
-        const std::uint32_t of_tile = tile.query_end - tile.query_begin;
-        const std::uint64_t place =
-            (tile.first_row + std::uint64_t{unit.part} * of_tile + (row - tile.query_begin)) * p.q.heads + head;
-        for (unsigned d = c.lane(); d < DimV; d += warp_lanes) c.store(p.states + place * DimV + d, x[d]);
-        if (c.lane() == 0) c.store(p.state_lses + place, lse);
-      }
-    }
+    finish_tile<V, DimV, Features, token_warps, rows>(c, p, unit, tile, kv_head, first, tile_rows, outputs, lses);
   }
 };
 

@@ -21,6 +21,9 @@ template <class Stored, class Tail>
 using waiting_as = std::conditional_t<stored_as<Stored>::codes.bits == 0, Stored, Tail>;
 
 /// Where one of K and V lies in a stage: rows of codes or elements, then scales.
+/// Blocks of a chunk, where scales are a block's.
+inline constexpr unsigned sealed_sets = 4;
+
 /// `Mixed`: chunks may be of the tail pool.
 template <class Stored, class Tail, unsigned Dim, unsigned Tokens, bool Mixed>
 struct staged_plane {
@@ -28,7 +31,7 @@ struct staged_plane {
   using waiting = stored_as<waiting_as<Stored, Tail>>;
   static constexpr bool seals = as::codes.per_channel;
   /// Blocks whose scales a chunk has room for, where scales are a block's; else each token has its own.
-  static constexpr unsigned scale_sets = seals ? 4 : Tokens;
+  static constexpr unsigned scale_sets = seals ? sealed_sets : Tokens;
 
   static constexpr unsigned row_bytes = as::row_bytes(Dim);
   static constexpr unsigned waiting_row_bytes = waiting::row_bytes(Dim);
@@ -43,7 +46,7 @@ struct staged_plane {
   static constexpr unsigned bytes = scales_begin + (scale_sets * scale_words * 4 + 15) / 16 * 16;
 };
 
-/// Chunks of `Tokens` tokens, `Stages` of them in shared memory at a time. All threads of a block call its functions
+/// The tokens of a unit in chunks of `Tokens`, several of them in shared memory at a time. All threads of a block use it
 /// together.
 template <class K, class V, class Tail, unsigned DimK, unsigned DimV, unsigned Tokens, unsigned Threads>
 struct chunks {
@@ -69,6 +72,37 @@ struct chunks {
     const std::byte* v_scales[v_plane::scale_words == 0 ? 1 : v_plane::scale_sets];
     span tokens;
   };
+  /// A chunk in shared memory.
+  struct staged {
+    const std::byte* keys;
+    const std::byte* values;
+    const std::uint8_t* k_odd;
+    const std::uint8_t* v_odd;
+    span tokens;
+    std::uint32_t block_size;
+
+    /// The scales of a token of the chunk.
+    KVCACHE_DEVICE_INLINE const std::byte* k_scales(unsigned token) const {
+      return scales<k_plane>(keys, k_odd, token);
+    }
+    KVCACHE_DEVICE_INLINE const std::byte* v_scales(unsigned token) const {
+      return scales<v_plane>(values, v_odd, token);
+    }
+
+   private:
+    template <class Plane>
+    KVCACHE_DEVICE_INLINE const std::byte* scales(const std::byte* plane, const std::uint8_t* odd,
+                                                  unsigned token) const {
+      if constexpr (Plane::scale_words == 0) {
+        return nullptr;
+      } else {
+        unsigned set = token;
+        if constexpr (Plane::seals)
+          set = token < tokens.count ? (tokens.begin + token) / block_size - tokens.begin / block_size : 0;
+        return plane + Plane::scales_begin + set * Plane::scale_words * 4 + odd[set];
+      }
+    }
+  };
   struct shared {
     addresses next[2];
     span spans[stages + 1];
@@ -82,6 +116,42 @@ struct chunks {
   std::uint32_t end;  ///< of all tokens
   std::uint32_t head;
 
+  /// Takes the tokens [at, end) through `memory`, stages * stage_bytes of it: calls `meet(staged)` for each
+  /// chunk when it is there. Nobody uses the memory any more when it returns.
+  template <context C, class Meet>
+  KVCACHE_DEVICE_INLINE void pass(C& c, const kv_view& kv, std::uint32_t copy_bytes, shared& s, std::byte* memory,
+                                  const Meet& meet) {
+    constexpr unsigned ahead = stages - 1;
+    const auto find_and_place = [&](unsigned i) {
+      const span found = find(c);
+      place(c, kv, found, s.next[i % 2]);
+      if (c.thread() == 0) s.spans[i % (stages + 1)] = found;
+    };
+    const auto start_copy = [&](unsigned i) {
+      copy(c, s, s.next[i % 2], i % stages, memory + i % stages * stage_bytes, copy_bytes);
+      c.copy_async_commit();
+    };
+    for (unsigned i = 0; i < ahead; ++i) {
+      find_and_place(i);
+      c.sync();
+      start_copy(i);
+    }
+    find_and_place(ahead);
+    for (unsigned i = 0;; ++i) {
+      c.template copy_async_wait<stages - 2>();
+      c.sync();  // the chunk is there for all, and all are through with the one before
+      const span tokens = s.spans[i % (stages + 1)];
+      if (tokens.count == 0) break;
+      start_copy(i + ahead);
+      find_and_place(i + ahead + 1);
+      const std::byte* const keys = memory + i % stages * stage_bytes;
+      meet(staged{keys, keys + v_begin, s.k_odd[i % stages], s.v_odd[i % stages], tokens, block_size});
+    }
+    c.template copy_async_wait<0>();
+    c.sync();
+  }
+
+ private:
   /// The next chunk; none is left where its count is 0. Chunks end at multiples of `Tokens`. Where blocks are sealed,
   /// one lies wholly in the tail pool or wholly outside, and in no more blocks than there is room for scales.
   template <context C>
@@ -96,7 +166,7 @@ struct chunks {
       const std::uint32_t last = (at + s.count - 1) / block_size;
       for (std::uint32_t b = first + 1; b <= last; ++b) {
         const bool other = ((c.load(table + b) & tail_bit) != 0) != s.waiting;
-        if (!other && (s.waiting || b - first < k_plane_sets)) continue;
+        if (!other && (s.waiting || b - first < sealed_sets)) continue;
         s.count = b * block_size - at;
         break;
       }
@@ -131,7 +201,7 @@ struct chunks {
       if constexpr (v_plane::scale_words != 0 && !v_plane::seals) out.v_scales[i] = v_scales;
     }
     if constexpr (mixed) {
-      if (c.thread() < k_plane_sets) {
+      if (c.thread() < sealed_sets) {
         const unsigned i = c.thread();
         const std::uint32_t first = s.begin / block_size;
         const bool there = !s.waiting && s.count != 0 && first + i <= (s.begin + s.count - 1) / block_size;
@@ -159,9 +229,6 @@ struct chunks {
     if constexpr (v_plane::scale_words != 0)
       copy_scales<v_plane>(c, from.v_scales, to + v_begin + v_plane::scales_begin, s.v_odd[stage]);
   }
-
- private:
-  static constexpr unsigned k_plane_sets = 4;
 
   template <unsigned Bytes, context C>
   KVCACHE_DEVICE_INLINE static void copy_rows(C& c, const addresses& from, std::byte* to, bool waiting) {

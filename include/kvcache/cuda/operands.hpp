@@ -147,4 +147,44 @@ KVCACHE_DEVICE_INLINE void four_numbers(const std::byte* codes, const std::byte*
   }
 }
 
+/// Elements d to d + 3 of the head of a token at `row`, whatever it is stored as.
+template <class Stored, unsigned Dim, context C>
+KVCACHE_DEVICE_INLINE void four_stored(const C& c, const std::byte* row, const std::byte* scales, unsigned d,
+                                       float (&x)[4]) {
+  using as = stored_as<Stored>;
+  const std::byte* const from = row + d * as::bits / 8;
+  if constexpr (as::codes.bits != 0) {
+    four_numbers<Stored, Dim>(from, scales, d, x);
+  } else if constexpr (as::bits == 32) {
+    const auto four = read_shared<words4>(from);
+    KVCACHE_UNROLL
+    for (unsigned i = 0; i < 4; ++i) x[i] = detail::bit_cast<float>(four.w[i]);
+  } else {
+    using element = std::conditional_t<as::bits == 16, typename as::type, f16>;
+    std::uint32_t pairs[2];
+    if constexpr (as::is_fp8) {
+      four_units<Stored>(c, from, pairs);
+    } else {
+      const auto four = read_shared<words2>(from);
+      pairs[0] = four.w[0];
+      pairs[1] = four.w[1];
+    }
+    KVCACHE_UNROLL
+    for (unsigned i = 0; i < 4; ++i) x[i] = to_float(element{static_cast<std::uint16_t>(pairs[i / 2] >> (16 * (i % 2)))});
+  }
+}
+template <class Stored, unsigned Dim, context C>
+KVCACHE_DEVICE_INLINE void eight_numbers(const C& c, const std::byte* row, const std::byte* scales, unsigned d,
+                                         float (&x)[8]) {
+  float low[4];
+  float high[4];
+  four_stored<Stored, Dim>(c, row, scales, d, low);
+  four_stored<Stored, Dim>(c, row, scales, d + 4, high);
+  KVCACHE_UNROLL
+  for (unsigned i = 0; i < 4; ++i) {
+    x[i] = low[i];
+    x[4 + i] = high[i];
+  }
+}
+
 }  // namespace kvcache::device
