@@ -6,18 +6,21 @@ using namespace kvcache_test;
 using namespace kvcache;
 
 TEST_CASE("device attention: one decoded token", "[cuda]") {
-  const scene<bf16> s({.block_size = 16, .kv_heads = 2, .group = 4, .head_dim = 64, .aligned = 16}, {{1, 77}, {1, 0}, {1, 300}});
+  const scene<bf16> s({.block_size = 16, .kv_heads = 2, .group = 4, .head_dim = 64, .aligned = 16},
+                      {{1, 77}, {1, 0}, {1, 300}});
   const outcome o = attend_on_device<causal, false, 64, 64>(s);
   CHECK(distance(o, expected<causal>(s)) < 1);
 }
 TEST_CASE("device attention: many rows", "[cuda]") {
-  const scene<bf16> s({.block_size = 16, .kv_heads = 2, .group = 4, .head_dim = 64, .aligned = 16}, {{40, 77}, {1, 0}, {9, 300}});
+  const scene<bf16> s({.block_size = 16, .kv_heads = 2, .group = 4, .head_dim = 64, .aligned = 16},
+                      {{40, 77}, {1, 0}, {9, 300}});
   const outcome o = attend_on_device<causal, true, 64, 64>(s);
   CHECK(distance(o, expected<causal>(s)) < 1);
 }
 TEST_CASE("device attention: formats", "[cuda]") {
   const auto check = []<class K, class V>(K*, V*) {
-    const scene<K, V> s({.block_size = 16, .kv_heads = 2, .group = 3, .head_dim = 64, .aligned = 16}, {{3, 77}, {1, 0}, {1, 200}});
+    const scene<K, V> s({.block_size = 16, .kv_heads = 2, .group = 3, .head_dim = 64, .aligned = 16},
+                        {{3, 77}, {1, 0}, {1, 200}});
     INFO(dtype_traits<K>::name << ' ' << dtype_traits<V>::name);
     CHECK(distance(attend_on_device<causal, false, 64, 64>(s), expected<causal>(s)) < 1);
     CHECK(distance(attend_on_device<causal, true, 64, 64>(s), expected<causal>(s)) < 1);

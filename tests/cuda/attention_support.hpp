@@ -48,8 +48,9 @@ struct device_call {
     tiles = static_cast<std::uint32_t>(plan.tiles().size());
     states.assign(plan.state_rows() * f.query_heads() * f.v_dim(), poison_value());
     lses.assign(plan.state_rows() * f.query_heads(), poison_value());
-    params.work = {&units,          plan.units().data(),  &tiles,        plan.tiles().data(),
-                   plan.sequences().data(), plan.blocks().data(), how.kv_lengths};
+    params.work = {
+        &units,        plan.units().data(), &tiles, plan.tiles().data(), plan.sequences().data(), plan.blocks().data(),
+        how.kv_lengths};
     params.kv = s.view();
     params.q = {reinterpret_cast<const std::byte*>(how.bf16_queries ? static_cast<const void*>(narrow.data())
                                                                     : static_cast<const void*>(s.q.data())),
@@ -86,7 +87,8 @@ outcome attend_on_device(const scene<K, V, Tail>& s, const variant_values& value
   // Weights are rounded to what values are multiplied as, and so are codes times their scales.
   using v_as = kvcache::device::stored_as<V>;
   using k_as = kvcache::device::stored_as<K>;
-  const bool fine = std::is_same_v<typename v_as::value_operand, f16> && std::is_same_v<typename k_as::key_operand, f16>;
+  const bool fine =
+      std::is_same_v<typename v_as::value_operand, f16> && std::is_same_v<typename k_as::key_operand, f16>;
   o.rounding = fine ? 0x1p-10 : 0x1p-7;
   return o;
 }

@@ -186,8 +186,7 @@ class host_block {
   };
 
   template <class Last>
-  void meet(rendezvous& place, unsigned thread, unsigned first, unsigned end, const char* what,
-            const Last& last) {
+  void meet(rendezvous& place, unsigned thread, unsigned first, unsigned end, const char* what, const Last& last) {
     if (place.arrived == 0) place.what = what;
     if (std::strcmp(place.what, what) != 0)
       throw kernel_fault("threads are at different places: " + std::string(what) + " and " + place.what);

@@ -74,7 +74,7 @@ class host_context {
   void sync() { block_->meet_block(thread_, "sync"); }
   void sync_warp() {
     char nothing = 0;
-    block_->meet_warp(thread_, "sync_warp", nothing, [](char* (&)[host_block::lanes]) {});
+    block_->meet_warp(thread_, "sync_warp", nothing, [](char*(&)[host_block::lanes]) {});
   }
 
   template <class T>
@@ -157,7 +157,7 @@ class host_context {
       const std::uint32_t* a;
       const std::uint32_t* b;
     } mine{c, a, b};
-    block_->meet_warp(thread_, "multiply_add", mine, [](operands* (&each)[host_block::lanes]) {
+    block_->meet_warp(thread_, "multiply_add", mine, [](operands*(&each)[host_block::lanes]) {
       double left[16][16];
       double right[16][8];
       for (unsigned l = 0; l < host_block::lanes; ++l) {
@@ -215,7 +215,7 @@ class host_context {
       std::uint32_t* out;
     } mine{static_cast<const std::byte*>(row), out};
     block_->meet_warp(thread_, transposed ? "load_matrices_transposed" : "load_matrices", mine,
-                      [transposed](rows* (&each)[host_block::lanes]) {
+                      [transposed](rows*(&each)[host_block::lanes]) {
                         for (unsigned l = 0; l < host_block::lanes; ++l)
                           for (unsigned m = 0; m < 4; ++m) {
                             std::uint16_t two[2];

@@ -29,13 +29,13 @@ struct layer_group {
 
 /// Blocks of a tail pool that suffice for so many sequences at once where a step computes at most `step_tokens` tokens:
 /// each sequence has a block that is not full, one more that a step goes on to and its first ones, and the blocks that
-/// a step fills wait there until it is over.
+/// a step fills wait there until they are sealed: when the next step is begun already, as `prepare` does it.
 [[nodiscard]] constexpr std::uint64_t tail_blocks_for(std::uint64_t sequences, std::uint64_t step_tokens,
                                                       std::uint32_t block_size, std::uint32_t steps_in_flight = 1,
                                                       std::uint32_t wide_tokens = 0) noexcept {
   KVCACHE_ASSERT(block_size > 0 && steps_in_flight > 0, "tail_blocks_for: no block size, or no step in flight");
   const std::uint64_t wide = (std::uint64_t{wide_tokens} + block_size - 1) / block_size;
-  return sequences * (1 + wide) + (2 * std::uint64_t{steps_in_flight} - 1) * (step_tokens / block_size + sequences);
+  return sequences * (1 + wide) + 2 * std::uint64_t{steps_in_flight} * (step_tokens / block_size + sequences);
 }
 
 namespace detail {

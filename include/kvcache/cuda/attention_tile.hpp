@@ -8,8 +8,8 @@
 #include <kvcache/cuda/chunks.hpp>
 #include <kvcache/cuda/context.hpp>
 #include <kvcache/cuda/finish_row.hpp>
-#include <kvcache/cuda/tile_rows.hpp>
 #include <kvcache/cuda/operands.hpp>
+#include <kvcache/cuda/tile_rows.hpp>
 #include <kvcache/detail/bit_cast.hpp>
 #include <kvcache/detail/config.hpp>
 #include <kvcache/dtype.hpp>
@@ -106,9 +106,8 @@ struct attention_tile {
 
     state mine;
     KVCACHE_UNROLL
-    for (auto& tile_of : mine.o)
-      KVCACHE_UNROLL
-      for (float& x : tile_of) x = 0;
+    for (auto& tile_of : mine.o) KVCACHE_UNROLL
+    for (float& x : tile_of) x = 0;
     KVCACHE_UNROLL
     for (unsigned i = 0; i < 2; ++i) {
       mine.top[i] = empty_lse();
@@ -162,7 +161,8 @@ struct attention_tile {
       by = detail::bit_cast<float>((254u << 23) - largest);
       scale *= detail::bit_cast<float>(largest);
     }
-    for (unsigned d = c.lane(); d < DimK; d += warp_lanes) to[place_of<as::key_form>(d)] = from_float<operand>(x[d] * by).bits;
+    for (unsigned d = c.lane(); d < DimK; d += warp_lanes)
+      to[place_of<as::key_form>(d)] = from_float<operand>(x[d] * by).bits;
     if (c.lane() == 0) *unit = scale;
   }
 
@@ -224,9 +224,8 @@ struct attention_tile {
     for (unsigned r = 0; r < 2; ++r) {
       float top = mine.top[r];
       KVCACHE_UNROLL
-      for (unsigned t = 0; t < slice / 8; ++t)
-        KVCACHE_UNROLL
-        for (unsigned i = 0; i < 2; ++i) top = logits[t][2 * r + i] > top ? logits[t][2 * r + i] : top;
+      for (unsigned t = 0; t < slice / 8; ++t) KVCACHE_UNROLL
+      for (unsigned i = 0; i < 2; ++i) top = logits[t][2 * r + i] > top ? logits[t][2 * r + i] : top;
       KVCACHE_UNROLL
       for (unsigned mask = 1; mask < 4; mask *= 2) {
         const float other = c.shuffle_xor(top, mask);
@@ -263,9 +262,8 @@ struct attention_tile {
     using operand = typename as::key_operand;
     constexpr unsigned stride = loads::k_plane::stride;
     KVCACHE_UNROLL
-    for (auto& tile : logits)
-      KVCACHE_UNROLL
-      for (float& x : tile) x = 0;
+    for (auto& tile : logits) KVCACHE_UNROLL
+    for (float& x : tile) x = 0;
     const unsigned lane = c.lane();
     const std::uint16_t* const query = queries + lane % 16 * q_stride + lane / 16 * 8;
     KVCACHE_UNROLL
@@ -276,7 +274,8 @@ struct attention_tile {
         KVCACHE_UNROLL
         for (unsigned t = 0; t < slice / 16; ++t) {
           std::uint32_t b[4];
-          c.load_matrices(from.keys + (first + 16 * t + lane / 16 * 8 + lane % 8) * stride + 32 * k + lane % 16 / 8 * 16, b);
+          c.load_matrices(
+              from.keys + (first + 16 * t + lane / 16 * 8 + lane % 8) * stride + 32 * k + lane % 16 / 8 * 16, b);
           c.multiply_add(operand{}, logits[2 * t], a, {b[0], b[1]});
           c.multiply_add(operand{}, logits[2 * t + 1], a, {b[2], b[3]});
         }
@@ -301,21 +300,20 @@ struct attention_tile {
     }
     if constexpr (as::scale_per_token) {
       KVCACHE_UNROLL
-      for (unsigned t = 0; t < slice / 8; ++t)
-        KVCACHE_UNROLL
-        for (unsigned i = 0; i < 2; ++i) {
-          const float scale = scale_at(from.k_scales(first + 8 * t + lane % 4 * 2 + i), 0);
-          logits[t][i] *= scale;
-          logits[t][2 + i] *= scale;
-        }
+      for (unsigned t = 0; t < slice / 8; ++t) KVCACHE_UNROLL
+      for (unsigned i = 0; i < 2; ++i) {
+        const float scale = scale_at(from.k_scales(first + 8 * t + lane % 4 * 2 + i), 0);
+        logits[t][i] *= scale;
+        logits[t][2 + i] *= scale;
+      }
     }
   }
 
   /// Adds the values of `slice` tokens, each times its weight.
   template <class StoredV, context C>
   KVCACHE_DEVICE_INLINE static void multiply_values(C& c, const params& p, const staged& from, unsigned first,
-                                                    const float (&weights)[slice / 8][4], bool whole,
-                                                    const sight& seen, state& mine) {
+                                                    const float (&weights)[slice / 8][4], bool whole, const sight& seen,
+                                                    state& mine) {
     using operand = typename stored_as<StoredV>::value_operand;
     KVCACHE_UNROLL
     for (unsigned t = 0; t < slice / 16; ++t) {
@@ -331,11 +329,9 @@ struct attention_tile {
       for (unsigned n = 0; n < DimV / (8 * wide); ++n) {
         std::uint32_t b[wide][2];
         read_values<StoredV>(c, from, token, n, b);
-        if (!whole)
-          KVCACHE_UNROLL
-          for (auto& pair : b)
-            KVCACHE_UNROLL
-            for (std::uint32_t& two : pair) odd = settle<operand>(two) || odd;
+        if (!whole) KVCACHE_UNROLL
+        for (auto& pair : b) KVCACHE_UNROLL
+        for (std::uint32_t& two : pair) odd = settle<operand>(two) || odd;
         KVCACHE_UNROLL
         for (unsigned j = 0; j < wide; ++j) c.multiply_add(operand{}, mine.o[n * wide + j], a, b[j]);
       }
@@ -343,9 +339,9 @@ struct attention_tile {
     }
   }
 
-  /// Whether values are read as matrices, so that columns of the output lie in order. Else `wide` tiles of 8 columns are
-  /// read at once, and column i of each of them is a neighbour of the others', so that a lane reads one code for each.
-  /// What waits in the tail pool is read in the same order.
+  /// Whether values are read as matrices, so that columns of the output lie in order. Else `wide` tiles of 8 columns
+  /// are read at once, and column i of each of them is a neighbour of the others', so that a lane reads one code for
+  /// each. What waits in the tail pool is read in the same order.
   static constexpr bool as_matrices = stored_as<V>::value_form == operand_form::elements;
   static constexpr unsigned wide = as_matrices || DimV % 32 != 0 ? 2 : 4;
 
@@ -378,7 +374,8 @@ struct attention_tile {
       for (unsigned i = 0; i < 2; ++i) {
         const unsigned at = token + c.lane() % 4 * 2 + 8 * half + i;
         float four[4];
-        four_stored<StoredV, DimV>(c, from.values + at * loads::v_plane::stride, from.v_scales(at), element / 4 * 4, four);
+        four_stored<StoredV, DimV>(c, from.values + at * loads::v_plane::stride, from.v_scales(at), element / 4 * 4,
+                                   four);
         KVCACHE_UNROLL
         for (unsigned j = 0; j < wide; ++j) x[i][j] = wide == 4 || element % 4 == 0 ? four[j] : four[j + 4 - wide];
       }
@@ -420,7 +417,8 @@ struct attention_tile {
       KVCACHE_UNROLL
       for (unsigned j = 0; j < 2; ++j) {
         const unsigned at = token + c.lane() % 4 * 2 + i / 2 * 8 + j;
-        one[j] = at < from.tokens.count && seen.of[i % 2].template sees<Features>(c, p, from.tokens.begin + at) ? 1.0f : 0.0f;
+        one[j] = at < from.tokens.count && seen.of[i % 2].template sees<Features>(c, p, from.tokens.begin + at) ? 1.0f
+                                                                                                                : 0.0f;
       }
       a[i] = c.pack(operand{}, one[0], one[1]);
     }
@@ -440,7 +438,9 @@ struct attention_tile {
           if (count == 0) continue;
           const bool negative = count / 64 % 64 != 0;
           const bool none = count >= 4096 || (negative && count % 64 != 0);
-          mine.o[n * wide + j][i] += detail::bit_cast<float>(none ? 0x7fc0'0000u : negative ? 0xff80'0000u : 0x7f80'0000u);
+          mine.o[n * wide + j][i] += detail::bit_cast<float>(none       ? 0x7fc0'0000u
+                                                             : negative ? 0xff80'0000u
+                                                                        : 0x7f80'0000u);
         }
       }
     }
@@ -464,10 +464,9 @@ struct attention_tile {
       const float part = empty ? 0.0f : 1.0f / sum;
       const unsigned row = token_warp * rows + 16 * row_warp + c.lane() / 4 + 8 * r;
       KVCACHE_UNROLL
-      for (unsigned n = 0; n < DimV / 8; ++n)
-        KVCACHE_UNROLL
-        for (unsigned i = 0; i < 2; ++i)
-          outputs[row * o_stride + element_of(n, c.lane() % 4 * 2 + i)] = mine.o[n][2 * r + i] * part;
+      for (unsigned n = 0; n < DimV / 8; ++n) KVCACHE_UNROLL
+      for (unsigned i = 0; i < 2; ++i)
+        outputs[row * o_stride + element_of(n, c.lane() % 4 * 2 + i)] = mine.o[n][2 * r + i] * part;
       if (c.lane() % 4 == 0) lses[row] = lse;
     }
     c.sync();

@@ -86,9 +86,8 @@ struct attention_vector {
       mine.top[r] = empty_lse();
       mine.sum[r] = 0;
       KVCACHE_UNROLL
-      for (auto& quad : mine.o[r])
-        KVCACHE_UNROLL
-        for (float& x : quad) x = 0;
+      for (auto& quad : mine.o[r]) KVCACHE_UNROLL
+      for (float& x : quad) x = 0;
     }
     c.sync();
 
@@ -116,12 +115,11 @@ struct attention_vector {
       const float part = empty ? 0.0f : 1.0f / sum;
       const unsigned row = c.warp() * Rows + r;
       KVCACHE_UNROLL
-      for (unsigned i = 0; i < quads; ++i)
-        KVCACHE_UNROLL
-        for (unsigned j = 0; j < 4; ++j) {
-          const unsigned d = 4 * (c.lane() + warp_lanes * i) + j;
-          if (d < DimV) outputs[row * state_stride<DimV> + d] = mine.o[r][i][j] * part;
-        }
+      for (unsigned i = 0; i < quads; ++i) KVCACHE_UNROLL
+      for (unsigned j = 0; j < 4; ++j) {
+        const unsigned d = 4 * (c.lane() + warp_lanes * i) + j;
+        if (d < DimV) outputs[row * state_stride<DimV> + d] = mine.o[r][i][j] * part;
+      }
       if (c.lane() == 0) lses[row] = empty ? empty_lse() : (is_empty(mine.top[r]) ? 0.0f : mine.top[r]) + c.log2(sum);
     }
     c.sync();
@@ -144,9 +142,8 @@ struct attention_vector {
       float x[8];
       eight_numbers<StoredK, DimK>(c, key, from.k_scales(at), d, x);
       KVCACHE_UNROLL
-      for (unsigned r = 0; r < Rows; ++r)
-        KVCACHE_UNROLL
-        for (unsigned j = 0; j < 8; ++j) dots[r] += s.q[r][d + j] * x[j];
+      for (unsigned r = 0; r < Rows; ++r) KVCACHE_UNROLL
+      for (unsigned j = 0; j < 8; ++j) dots[r] += s.q[r][d + j] * x[j];
     }
     KVCACHE_UNROLL
     for (unsigned r = 0; r < Rows; ++r) {
@@ -168,9 +165,8 @@ struct attention_vector {
       mine.sum[r] = mine.sum[r] * keep + weight;
       if (c.lane() < slice) s.weights[c.warp()][r][c.lane()] = sees ? weight : unseen;
       KVCACHE_UNROLL
-      for (auto& quad : mine.o[r])
-        KVCACHE_UNROLL
-        for (float& o : quad) o *= keep;
+      for (auto& quad : mine.o[r]) KVCACHE_UNROLL
+      for (float& o : quad) o *= keep;
     }
     c.sync_warp();
 

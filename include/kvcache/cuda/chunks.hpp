@@ -46,8 +46,8 @@ struct staged_plane {
   static constexpr unsigned bytes = scales_begin + (scale_sets * scale_words * 4 + 15) / 16 * 16;
 };
 
-/// The tokens of a unit in chunks of `Tokens`, several of them in shared memory at a time. All threads of a block use it
-/// together.
+/// The tokens of a unit in chunks of `Tokens`, several of them in shared memory at a time. All threads of a block use
+/// it together.
 template <class K, class V, class Tail, unsigned DimK, unsigned DimV, unsigned Tokens, unsigned Threads>
 struct chunks {
   static constexpr bool mixed = stored_as<K>::codes.per_channel || stored_as<V>::codes.per_channel;
@@ -56,7 +56,9 @@ struct chunks {
   static constexpr unsigned v_begin = k_plane::bytes;
   static constexpr unsigned stage_bytes = v_begin + v_plane::bytes;
   /// As many as fit 72 KiB, so that two blocks share a multiprocessor of any device.
-  static constexpr unsigned stages = 72 * 1024 / stage_bytes < 2 ? 2 : 72 * 1024 / stage_bytes > 4 ? 4 : 72 * 1024 / stage_bytes;
+  static constexpr unsigned stages = 72 * 1024 / stage_bytes < 2   ? 2
+                                     : 72 * 1024 / stage_bytes > 4 ? 4
+                                                                   : 72 * 1024 / stage_bytes;
 
   /// A run of tokens.
   struct span {

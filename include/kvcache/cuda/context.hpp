@@ -36,8 +36,8 @@ struct alignas(8) words2 {
 ///     shuffle(x, lane), shuffle_xor(x, mask), any(condition)      warp
 ///     copy_async<Bytes>(shared, global, there)                    4, 8 or 16 bytes; zeros unless `there`
 ///     copy_async_commit(), copy_async_wait<Newer>()               copies of a thread go in groups
-///     load_matrices(rows, out), load_matrices_transposed(...)     warp; ldmatrix .x4, lane i names row i % 8 of matrix i / 8
-///     multiply_add(T{}, c, a, b)                                  warp; mma m16n8k16, T f16 or bf16, sums f32
+///     load_matrices(rows, out), load_matrices_transposed(...)     warp; ldmatrix .x4, lane i names row i % 8 of matrix
+///     i / 8 multiply_add(T{}, c, a, b)                                  warp; mma m16n8k16, T f16 or bf16, sums f32
 ///     pack(T{}, x, y)                                             two floats as T in one register, x in the lower half
 ///     widen(T{}, two)                                             two fp8 as two f16
 ///     exp2(x), log2(x), tanh(x), divide(x, y)                     of one thread; divide rounds as IEEE does

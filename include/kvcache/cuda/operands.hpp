@@ -56,9 +56,9 @@ struct stored_as {
   static constexpr bool scale_per_token = id == dtype_id::int8_per_token;
 
   /// Of keys, whose products can be scaled token by token, and of values, which are summed over tokens.
-  static constexpr operand_form key_form = bits == 16                    ? operand_form::elements
+  static constexpr operand_form key_form = bits == 16                  ? operand_form::elements
                                            : is_fp8 || scale_per_token ? operand_form::units
-                                                                         : operand_form::numbers;
+                                                                       : operand_form::numbers;
   static constexpr operand_form value_form = bits == 16 ? operand_form::elements
                                              : is_fp8   ? operand_form::units
                                                         : operand_form::numbers;
@@ -70,12 +70,11 @@ struct stored_as {
 
   KVCACHE_HOST_DEVICE static constexpr unsigned row_bytes(unsigned dim) { return dim * bits / 8; }
   KVCACHE_HOST_DEVICE static constexpr unsigned scales_of(unsigned dim) {
-    return codes.bits == 0     ? 0
-           : codes.per_channel ? dim
-           : codes.group == 0  ? 1
-                               : (dim + codes.group - 1) / codes.group;
+    return codes.bits == 0 ? 0 : codes.per_channel ? dim : codes.group == 0 ? 1 : (dim + codes.group - 1) / codes.group;
   }
-  KVCACHE_HOST_DEVICE static constexpr unsigned scale_bytes(unsigned dim) { return scales_of(dim) * (codes.zero_points ? 4 : 2); }
+  KVCACHE_HOST_DEVICE static constexpr unsigned scale_bytes(unsigned dim) {
+    return scales_of(dim) * (codes.zero_points ? 4 : 2);
+  }
 };
 
 /// u as a number, less `offset`, for u below 2^23: its bits behind those of 2^23.
@@ -94,8 +93,7 @@ KVCACHE_DEVICE_INLINE void four_codes(const std::byte* from, float (&x)[4]) {
   } else if constexpr (as::bits == 4) {
     const std::uint32_t word = read_shared<std::uint16_t>(from);
     KVCACHE_UNROLL
-    for (unsigned i = 0; i < 4; ++i)
-      x[i] = small_number(word >> (4 * i) & 0xfu, as::codes.zero_points ? 0.0f : 8.0f);
+    for (unsigned i = 0; i < 4; ++i) x[i] = small_number(word >> (4 * i) & 0xfu, as::codes.zero_points ? 0.0f : 8.0f);
   } else {
     static_assert(as::bits == 2);
     const auto byte = static_cast<std::uint32_t>(*from);
@@ -170,7 +168,8 @@ KVCACHE_DEVICE_INLINE void four_stored(const C& c, const std::byte* row, const s
       pairs[1] = four.w[1];
     }
     KVCACHE_UNROLL
-    for (unsigned i = 0; i < 4; ++i) x[i] = to_float(element{static_cast<std::uint16_t>(pairs[i / 2] >> (16 * (i % 2)))});
+    for (unsigned i = 0; i < 4; ++i)
+      x[i] = to_float(element{static_cast<std::uint16_t>(pairs[i / 2] >> (16 * (i % 2)))});
   }
 }
 template <class Stored, unsigned Dim, context C>

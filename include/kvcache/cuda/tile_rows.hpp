@@ -68,8 +68,8 @@ struct tile_row {
   }
 };
 
-/// The query of row r in shared memory, as floats, by a warp; zeros behind the tile's last row. Returns the product with
-/// what keys were stored less of, or 0.
+/// The query of row r in shared memory, as floats, by a warp; zeros behind the tile's last row. Returns the product
+/// with what keys were stored less of, or 0.
 template <unsigned DimK, context C>
 KVCACHE_DEVICE_INLINE float load_query(C& c, const attention_params& p, const query_tile& tile, std::uint32_t kv_head,
                                        std::uint32_t r, std::uint32_t rows, float* x) {
