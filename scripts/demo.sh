@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Builds the example engine, fetches the model and serves a batch of chat requests with it; prints the answers and a
-# table. The last request waits for a place and then finds most of its prompt in the cache. Where the model cannot be had, a small one with random weights stands in. Arguments go to the engine.
+# table. The last request waits for a place and then finds most of its prompt in the cache. Where the model cannot be
+# had, a small one with random weights stands in. Arguments go to the engine.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 

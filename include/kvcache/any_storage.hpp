@@ -62,7 +62,11 @@ class any_storage {
   void append(std::uint32_t layer, const rows_view<K>& k, const rows_view<V>& v, std::span<const slot_id> slots,
               unsigned ith = 0, unsigned nth = 1) {
     detail::append_beyond_null(pool().view(layer), k, v, slots, ith, nth);
+    if (k.rows != 0) pool().note_append(layer);
   }
+
+  /// As storage::note_append.
+  void note_append(std::uint32_t layer) noexcept { pool().note_append(layer); }
 
   /// As storage::copy.
   void copy(std::span<const block_copy> copies) { pool().copy(copies); }
@@ -82,6 +86,7 @@ class any_storage {
     [[nodiscard]] virtual std::uint64_t bytes() const noexcept = 0;
     [[nodiscard]] virtual kv_view view(std::uint32_t layer) const = 0;
     virtual void set_key_offset(std::uint32_t layer, std::span<const float> offset) = 0;
+    virtual void note_append(std::uint32_t layer) noexcept = 0;
     virtual void copy(std::span<const block_copy> copies) = 0;
     virtual void seal(std::span<const block_seal> blocks) = 0;
   };
@@ -100,6 +105,7 @@ class any_storage {
     void set_key_offset(std::uint32_t layer, std::span<const float> offset) override {
       pool.set_key_offset(layer, offset);
     }
+    void note_append(std::uint32_t layer) noexcept override { pool.note_append(layer); }
     void copy(std::span<const block_copy> copies) override { pool.copy(copies); }
     void seal(std::span<const block_seal> blocks) override { pool.seal(blocks); }
     storage<Policies> pool;

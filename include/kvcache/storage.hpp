@@ -141,14 +141,14 @@ class storage {
   /// invalid_argument as above, and where a block of this group takes more than that. Takes no memory.
   storage(const kvcache::geometry& shape, options chosen, std::byte* pool, std::uint64_t pool_block, std::byte* tails)
       : storage(shape, std::move(chosen), pool_block) {
-    memory_ = pool;
-    tails_ = tails;
     check_size(pool_block);
     appended_.resize(shape.layers);
     if (bytes_per_block() > pool_block)
       detail::raise<invalid_argument>("storage: a block takes " + std::to_string(bytes_per_block()) +
                                       " bytes, the pool's blocks have " + std::to_string(pool_block) +
                                       "; make the pool's blocks as large as the largest group's");
+    memory_ = pool;  // only now: what is refused is not ours to free
+    tails_ = tails;
   }
 
   storage(storage&& other) noexcept
@@ -256,8 +256,9 @@ class storage {
   /// Once for a layer, before its first append and before views of it are taken: views have what was set when they were
   /// taken, and keys that lie in the pool already would be read as if they had been shifted. Raises invalid_argument,
   /// naming value and limit, where there is no such layer, it has an offset, this storage's append has written to it,
-  /// the offset has another size or holds what is not finite. Keys that came by way of a view, or that the memory held
-  /// from the first, it does not see. Copies the offset. O(kv_heads * head_dim). Not beside other calls.
+  /// the offset has another size or holds what is not finite. Keys that came by way of a view it knows of by
+  /// note_append, those that the memory held from the first not at all. Copies the offset. O(kv_heads * head_dim). Not
+  /// beside other calls.
   void set_key_offset(std::uint32_t layer, std::span<const float> offset) {
     const auto refuse = [&](const std::string& text) {
       detail::raise<invalid_argument>("storage: key offset of layer " + std::to_string(layer) + ": " + text);
@@ -291,8 +292,12 @@ class storage {
   void append(std::uint32_t layer, const rows_view<K>& k, const rows_view<V>& v, std::span<const slot_id> slots,
               unsigned ith = 0, unsigned nth = 1) {
     detail::append_beyond_null(view(layer), k, v, slots, ith, nth);
-    if (k.rows != 0) KVCACHE_SET_BYTE(appended_[layer]);
+    if (k.rows != 0) note_append(layer);
   }
+
+  /// Keys of `layer` were written by way of a view, so set_key_offset refuses to set one from here on. At any time, by
+  /// any thread. O(1). Precondition: there is such a layer.
+  void note_append(std::uint32_t layer) noexcept { KVCACHE_SET_BYTE(appended_[layer]); }
 
   /// kvcache::copy in every layer, in the given order.
   void copy(std::span<const block_copy> copies) {
@@ -355,7 +360,12 @@ class storage {
     if (seals_blocks ? tail_blocks_ == 0 || tail_blocks_ > max_blocks : tail_blocks_ != 0)
       refuse("tail_blocks is " + std::to_string(tail_blocks_) + (seals_blocks ? ", 1 to " : ", ") +
              std::to_string(seals_blocks ? max_blocks : 0) + " possible where " + name(format.k) + " and " +
-             name(format.v) + " are stored; set storage_options::tail_blocks, see tail_blocks_for");
+             name(format.v) + " are stored; " +
+             (seals_blocks ? "set storage_options::tail_blocks, see tail_blocks_for"
+                           : "leave it 0 where storage::seals_blocks is false"));
+    if (!wide_layers_.empty() && bits(format.k) >= 16 && bits(format.v) >= 16)
+      refuse("wide_layers names " + std::to_string(wide_layers_.size()) + " layers, 0 possible where " +
+             name(format.k) + " and " + name(format.v) + " are stored, which are wide already; leave it out");
     for (std::size_t i = 0; i < wide_layers_.size(); ++i)
       if (wide_layers_[i] >= shape.layers || (i > 0 && wide_layers_[i] <= wide_layers_[i - 1]))
         refuse("wide_layers names layer " + std::to_string(wide_layers_[i]) + " of " + std::to_string(shape.layers) +

@@ -145,6 +145,8 @@ TEST_CASE("a batch that contradicts itself is refused with value and limit") {
   const std::vector<std::uint32_t> late{1, 3, 5};
   batch.query_offsets = late;
   CHECK_THAT(refused(batch), contains_text("begin with 1"));
+  batch.kv_lengths = {};
+  CHECK_THAT(refused(batch), contains_text("5 rows") && contains_text("kv_lengths"));
   batch = s.batch();
   batch.tables = block_tables::padded(s.table().data(), 1, 2);
   CHECK_THAT(refused(batch), contains_text("1 block tables") && contains_text("2 needed"));

@@ -16,16 +16,19 @@ struct formats {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE(
-    "Device attention reads every format", "[cuda][dtype]", (formats<f16, f16>), (formats<f16, bf16>),
-    (formats<f32, f32>), (formats<bf16, f32>), (formats<fp8_e4m3, fp8_e5m2>), (formats<fp8_e5m2, fp8_e4m3, bf16, 80>),
-    (formats<int8_per_token, int8_per_token>), (formats<int8_per_token, int4_grouped<32>, bf16, 80>),
-    (formats<int4_grouped<16>, int4_grouped<64>, bf16, 128>), (formats<int4_grouped<128>, int4_grouped<128>, bf16, 192>),
-    (formats<int4_grouped_asymmetric<32>, int4_grouped_asymmetric<16>>), (formats<int8_per_channel, int8_per_channel>),
-    (formats<int4_per_channel, int4_grouped<32>, f16>), (formats<int4_per_channel_symmetric, int2_per_channel>),
-    (formats<bf16, int4_per_channel>), (formats<int4_per_channel, fp8_e4m3, f16, 96>),
-    (formats<rotated<int4_grouped<32>>, rotated<int4_grouped<32>>>), (formats<rotated<fp8_e4m3>, bf16, bf16, 96>),
-    (formats<rotated<int4_per_channel>, rotated<int8_per_channel>>)) {
+TEMPLATE_TEST_CASE("Device attention reads every format", "[cuda][dtype]", (formats<f16, f16>), (formats<f16, bf16>),
+                   (formats<f32, f32>), (formats<bf16, f32>), (formats<fp8_e4m3, fp8_e5m2>),
+                   (formats<fp8_e5m2, fp8_e4m3, bf16, 80>), (formats<int8_per_token, int8_per_token>),
+                   (formats<int8_per_token, int4_grouped<32>, bf16, 80>),
+                   (formats<int4_grouped<16>, int4_grouped<64>, bf16, 128>),
+                   (formats<int4_grouped<128>, int4_grouped<128>, bf16, 192>),
+                   (formats<int4_grouped_asymmetric<32>, int4_grouped_asymmetric<16>>),
+                   (formats<int8_per_channel, int8_per_channel>), (formats<int4_per_channel, int4_grouped<32>, f16>),
+                   (formats<int4_per_channel_symmetric, int2_per_channel>), (formats<bf16, int4_per_channel>),
+                   (formats<int4_per_channel, fp8_e4m3, f16, 96>),
+                   (formats<rotated<int4_grouped<32>>, rotated<int4_grouped<32>>>),
+                   (formats<rotated<fp8_e4m3>, bf16, bf16, 96>),
+                   (formats<rotated<int4_per_channel>, rotated<int8_per_channel>>)) {
   using K = typename TestType::k;
   using V = typename TestType::v;
   constexpr unsigned dim = TestType::dim;
@@ -42,7 +45,8 @@ TEMPLATE_TEST_CASE(
       each_device_run([&](const device_run& how) {
         const bool tile = how.kernel == device_kernel::few_rows || how.kernel == device_kernel::many_rows;
         if (tile && (dtype_traits<K>::bits == 32 || dtype_traits<V>::bits == 32)) return;
-        INFO(dtype_traits<K>::name << ' ' << dtype_traits<V>::name << " block_size " << block_size << " group " << group);
+        INFO(dtype_traits<K>::name << ' ' << dtype_traits<V>::name << " block_size " << block_size << " group "
+                                   << group);
         CHECK(distance(attend_on_device<causal, dim>(s, {}, how), e) < 1);
       });
     }

@@ -39,8 +39,7 @@ TEST_CASE("attention_11 device: head_dim 64 to 256, K and V alike and not", "[cu
 
 TEST_CASE("attention_11 device: groups of 1 to 16, 64 and 128, block sizes 1 to 256", "[cuda]") {
   std::uint32_t i = 0;
-  for (const std::uint32_t group : {1u, 2u, 3u, 4u, 5u, 6u, 7u, 8u, 9u, 10u, 11u, 12u, 13u, 14u, 15u, 16u, 64u, 128u})
-    {
+  for (const std::uint32_t group : {1u, 2u, 3u, 4u, 5u, 6u, 7u, 8u, 9u, 10u, 11u, 12u, 13u, 14u, 15u, 16u, 64u, 128u}) {
     hold<64>(std::array{1u, 7u, 16u, 64u, 256u}[i % 5], group, i % 2 == 0, i % 3 == 0 ? 8 : 16);
     ++i;
   }

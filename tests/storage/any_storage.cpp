@@ -118,6 +118,7 @@ TEST_CASE("any_storage seals, copies and takes key offsets for formats that run-
           CHECK(any.view(0).key_offset == nullptr);
 
           CHECK_THROWS_WITH(any.set_key_offset(1, offset), contains_text("layer 1: it is set already"));
+          CHECK_THROWS_WITH(any.set_key_offset(0, offset), contains_text("were appended"));
           CHECK_THROWS_WITH(any.seal(std::vector<block_seal>{{0, 2, 1}}), contains_text("tail block 2"));
         },
         dtype_of<int8_per_channel, int4_per_channel, int2_per_channel>{id});

@@ -305,3 +305,10 @@ TEST_CASE("R8 quantised pools beyond 2^63 bytes are refused, tail pools too") {
   refuse<token>({.layers = 1u << 20, .kv_heads = 1u << 20, .head_dim = 1'024}, {.blocks = 1u << 20, .block_size = 16},
                 "2^63");
 }
+
+TEST_CASE("wide layers are refused where all layers are wide") {
+  using plain = bundle<f16, bf16, nhd>;
+  const std::vector<std::uint32_t> wide{1};
+  refuse<plain>(shape, {.blocks = 2, .block_size = 16, .wide_layers = wide},
+                "wide_layers names 1 layers, 0 possible where f16 and bf16");
+}

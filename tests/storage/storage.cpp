@@ -3,6 +3,7 @@
 #include <kvcache/storage.hpp>
 
 #include <cstdint>
+#include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -174,6 +175,13 @@ TEST_CASE("a pool that can hold nothing is refused by value and limit") {
   refuse<fixed>(shape, {.blocks = 0}, "0 blocks asked for, 1 to 2147483647 possible");
   refuse<run_time>(shape, {.blocks = 1, .block_size = 0}, "block_size is 0, 1 to 4294967294 tokens possible");
   refuse<run_time>(shape, {.blocks = 1, .block_size = dynamic}, "block_size is 4294967295");
+}
+
+TEST_CASE("a pool that others own is not freed where it is refused") {
+  std::vector<std::byte> memory(4096);
+  for (const std::uint64_t pool_block : {0u, 64u})
+    CHECK_THROWS_WITH(storage<fixed>(shape, {.blocks = 4}, memory.data(), pool_block, nullptr),
+                      contains_text("the pool's blocks have " + std::to_string(pool_block)));
 }
 
 TEST_CASE("more blocks than a table can name are refused") {

@@ -124,8 +124,12 @@ class attention {
   /// Attention of one layer, on the executor; returns when `out` is written. q is [rows, query_heads, head_dim], out
   /// [rows, query_heads, head_dim_v], rows as in the planned batch; elements f32, f16 or bf16, any strides. A row that
   /// sees no token is written as 0 with an lse of -inf. Raises invalid_argument, before anything is read or written,
-  /// where shapes, types, values or block ids do not fit. One run of a plan at a time. O(visible tokens * query_heads *
-  /// head_dim) over all rows; K and V of a kv head are read once for a tile of rows, whatever the group.
+  /// where shapes, types, values or block ids do not fit. Sums are f32, and so are products, but for two cases where
+  /// cpu_isa is avx512_dot or amx: q, K and V all bf16, where weights become bf16; and tiles of fewer than 16 rows, as
+  /// decode has, over K and V of 8 bits or fewer without batch_invariant, where queries and weights of any type become
+  /// whole numbers of 8 or 16 bits, which costs less than the codes did. avx512 keeps f32 throughout. One run of a plan
+  /// at a time. O(visible tokens * query_heads * head_dim) over all rows; K and V of a kv head are read once for a tile
+  /// of rows, whatever the group.
   template <class Q, class Out>
     requires wide_element<std::remove_const_t<Q>> && wide_element<Out>
   void run(const attention_plan& plan, const kv_view& kv, rows_view<Q> q, rows_view<Out> out,

@@ -219,6 +219,9 @@ template <class>
 KVCACHE_NOINLINE void check_batch(const batch_view& batch) {
   const auto refuse = [](const std::string& text) { raise<invalid_argument>("plan: " + text); };
   const std::uint32_t rows = batch.rows();
+  if (rows == 0 && batch.tokens() != 0)
+    refuse("query_offsets end with " + std::to_string(batch.tokens()) +
+           " rows, but there are no kv_lengths; give one for each sequence");
   if (rows == 0) return;
   if (batch.block_size == 0) refuse("block_size is 0, at least 1 needed; set batch_view::block_size");
   if (batch.query_offsets.size() != std::size_t{rows} + 1)
