@@ -5,13 +5,11 @@
 
 #include <boost/context/fiber.hpp>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <functional>
 #include <memory>
-#include <numeric>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -29,7 +27,8 @@ struct kernel_fault : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// In which order threads that could all go on do so. A missing barrier shows in at least one of them.
+/// Which of the threads that could go on does so: the first or the last of them, so that one gets as far ahead of the
+/// others as it may, or any. A missing barrier shows in at least one of them.
 enum class thread_order { forward, backward, shuffled };
 
 /// Memory that kernels may touch; where nothing is named, they may touch all.
@@ -101,20 +100,18 @@ class host_block {
     fibers_.resize(threads_);
     left_ = threads_;
     for (unsigned t = 0; t < threads_; ++t) start(t);
-    std::vector<unsigned> turn(threads_);
-    std::iota(turn.begin(), turn.end(), 0u);
-    if (order == thread_order::backward) std::reverse(turn.begin(), turn.end());
     std::mt19937 random(block + 1);
     while (left_ != 0 && fault_.empty()) {
-      if (order == thread_order::shuffled) std::shuffle(turn.begin(), turn.end(), random);
-      bool moved = false;
-      for (const unsigned t : turn) {
-        if (fibers_[t].done || fibers_[t].waits) continue;
-        moved = true;
+      const auto from = static_cast<unsigned>(order == thread_order::shuffled ? random() % threads_ : 0);
+      unsigned i = 0;
+      unsigned t = 0;
+      do {
+        t = order == thread_order::backward ? threads_ - 1 - i : (from + i) % threads_;
+      } while ((fibers_[t].done || fibers_[t].waits) && ++i < threads_);
+      if (i < threads_)
         resume(t);
-        if (!fault_.empty()) break;
-      }
-      if (!moved) fault_ = "threads wait for each other: " + who_waits();
+      else
+        fault_ = "threads wait for each other: " + who_waits();
     }
     abandoned_ = !fault_.empty();
     for (unsigned t = 0; t < threads_; ++t)

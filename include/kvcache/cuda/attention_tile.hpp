@@ -121,7 +121,8 @@ struct attention_tile {
     finish(c, s, p, unit, tile, mine, kv_head, first, tile_rows, row_warp, token_warp);
   }
 
-  /// Queries of `rows` rows as the operand of products, in the order of elements that keys are read in.
+  /// Queries of `rows` rows as the operand of products, in the order of elements that keys are read in. The scratch is
+  /// the stages', and both are others' after the next sync.
   template <context C>
   KVCACHE_DEVICE_INLINE static void load_queries(C& c, shared& s, const params& p, const query_tile& tile,
                                                  std::uint32_t kv_head, std::uint32_t first, std::uint32_t tile_rows) {
@@ -133,7 +134,6 @@ struct attention_tile {
       if constexpr (loads::mixed) write_query<waiting_as<K, Tail>>(c, s.q[1] + r * q_stride, x, p.scale, s.unit[1] + r);
       if (c.lane() == 0) s.shift[r] = shift * p.scale;
     }
-    c.sync();
   }
 
   /// A row of queries as the operand that keys stored as `Stored` are multiplied with.

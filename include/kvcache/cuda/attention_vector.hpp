@@ -38,7 +38,6 @@ struct attention_vector {
     alignas(16) std::byte bytes[stages_bytes > states_bytes ? stages_bytes : states_bytes];  // stages, then states
     alignas(16) float q[Rows][DimK];
     float shift[Rows];
-    float weights[warps][Rows][slice];
     typename loads::shared loading;
   };
 
@@ -68,7 +67,6 @@ struct attention_vector {
   KVCACHE_DEVICE_INLINE static void meet_rows(C& c, shared& s, const params& p, const work_unit& unit,
                                               const query_tile& tile, const planned_sequence& sequence,
                                               std::uint32_t kv_head, std::uint32_t first, std::uint32_t tile_rows) {
-    c.sync();  // what was there before has been read
     for (unsigned r = c.warp(); r < Rows; r += warps) {
       float* const x = s.q[r];
       const float shift = load_query<DimK>(c, p, tile, kv_head, first + r, tile_rows, x);
@@ -89,7 +87,6 @@ struct attention_vector {
       for (auto& quad : mine.o[r]) KVCACHE_UNROLL
       for (float& x : quad) x = 0;
     }
-    c.sync();
 
     const std::uint32_t end = unit.kv_end < sequence.kv_length ? unit.kv_end : sequence.kv_length;
     loads load{p.work.blocks + sequence.first_block, p.kv.block_size, unit.kv_begin, end, kv_head};
@@ -138,6 +135,7 @@ struct attention_vector {
     const unsigned begin = c.lane() / slice * half;
     const std::byte* const key = from.keys + at * loads::k_plane::stride;
     float dots[Rows] = {};
+    float weights[Rows];  // of the lane's token
     for (unsigned d = begin; d < begin + half; d += 8) {
       float x[8];
       eight_numbers<StoredK, DimK>(c, key, from.k_scales(at), d, x);
@@ -163,16 +161,17 @@ struct attention_vector {
       mine.top[r] = top;
       const float weight = c.exp2(x - base);
       mine.sum[r] = mine.sum[r] * keep + weight;
-      if (c.lane() < slice) s.weights[c.warp()][r][c.lane()] = sees ? weight : unseen;
+      weights[r] = sees ? weight : unseen;
       KVCACHE_UNROLL
       for (auto& quad : mine.o[r]) KVCACHE_UNROLL
       for (float& o : quad) o *= keep;
     }
-    c.sync_warp();
-
     const unsigned left = from.tokens.count - first;
     const unsigned tokens = left < slice ? left : slice;
     for (unsigned t = 0; t < tokens; ++t) {
+      float weight[Rows];
+      KVCACHE_UNROLL
+      for (unsigned r = 0; r < Rows; ++r) weight[r] = c.shuffle(weights[r], t);
       const std::byte* const value = from.values + (first + t) * loads::v_plane::stride;
       const std::byte* const scales = from.v_scales(first + t);
       KVCACHE_UNROLL
@@ -183,14 +182,12 @@ struct attention_vector {
         four_stored<StoredV, DimV>(c, value, scales, d, x);
         KVCACHE_UNROLL
         for (unsigned r = 0; r < Rows; ++r) {
-          const float weight = s.weights[c.warp()][r][t];
-          if (weight == unseen) continue;
+          if (weight[r] == unseen) continue;
           KVCACHE_UNROLL
-          for (unsigned j = 0; j < 4; ++j) mine.o[r][i][j] += weight * x[j];
+          for (unsigned j = 0; j < 4; ++j) mine.o[r][i][j] += weight[r] * x[j];
         }
       }
     }
-    c.sync_warp();
   }
 
   /// Instead of the weight of a token that a row does not see, so that its values are not read as numbers.
