@@ -192,6 +192,7 @@ class host_context {
   [[nodiscard]] float exp2(float x) const { return std::exp2(x); }
   [[nodiscard]] float log2(float x) const { return std::log2(x); }
   [[nodiscard]] float tanh(float x) const { return std::tanh(x); }
+  [[nodiscard]] float reciprocal(float x) const { return 1 / x; }
   [[nodiscard]] float divide(float x, float y) const { return x / y; }
 
  private:

@@ -49,13 +49,14 @@ struct attention_merge {
           const float own = c.load(p.state_lses + place(part));
           if (!is_empty(own)) total += c.exp2(own - top);
         }
+        const float inverse = c.reciprocal(total);
         for (unsigned d = c.lane(); d < DimV; d += warp_lanes) {
           float sum = 0;
           for (std::uint32_t part = 0; part < tile.parts; ++part) {
             const float own = c.load(p.state_lses + place(part));
             if (!is_empty(own)) sum += c.exp2(own - top) * c.load(p.states + place(part) * DimV + d);
           }
-          x[d] = empty ? 0.0f : sum / total;
+          x[d] = empty ? 0.0f : sum * inverse;
         }
         if (!empty) lse = top + c.log2(total);
         finish_row<Features, stored_as<V>::rotated>(c, p, x, lse, DimV, tile.query_begin + row, head);

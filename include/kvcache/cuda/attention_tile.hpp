@@ -461,7 +461,7 @@ struct attention_tile {
       const float sum = mine.sum[r];
       const bool empty = is_empty(mine.top[r]) && sum == 0;
       const float lse = empty ? empty_lse() : (is_empty(mine.top[r]) ? 0.0f : mine.top[r]) + c.log2(sum);
-      const float part = empty ? 0.0f : 1.0f / sum;
+      const float part = empty ? 0.0f : c.reciprocal(sum);
       const unsigned row = token_warp * rows + 16 * row_warp + c.lane() / 4 + 8 * r;
       KVCACHE_UNROLL
       for (unsigned n = 0; n < DimV / 8; ++n) KVCACHE_UNROLL

@@ -109,7 +109,7 @@ struct attention_vector {
       KVCACHE_UNROLL
       for (unsigned mask = 1; mask < slice; mask *= 2) sum += c.shuffle_xor(sum, mask);
       const bool empty = is_empty(mine.top[r]) && sum == 0;
-      const float part = empty ? 0.0f : 1.0f / sum;
+      const float part = empty ? 0.0f : c.reciprocal(sum);
       const unsigned row = c.warp() * Rows + r;
       KVCACHE_UNROLL
       for (unsigned i = 0; i < quads; ++i) KVCACHE_UNROLL

@@ -40,7 +40,8 @@ struct alignas(8) words2 {
 ///     i / 8 multiply_add(T{}, c, a, b)                                  warp; mma m16n8k16, T f16 or bf16, sums f32
 ///     pack(T{}, x, y)                                             two floats as T in one register, x in the lower half
 ///     widen(T{}, two)                                             two fp8 as two f16
-///     exp2(x), log2(x), tanh(x), divide(x, y)                     of one thread; divide rounds as IEEE does
+///     exp2(x), log2(x), tanh(x), reciprocal(x)                    to some 2^-22
+///     divide(x, y)                                                rounds as IEEE does; a call on the device
 template <class C>
 concept context = requires(C& c, std::uint32_t* word, const std::uint32_t* source, float x, unsigned n,
                            std::uint32_t (&four)[4], const std::uint32_t (&two)[2], float (&sums)[4]) {
@@ -69,6 +70,7 @@ concept context = requires(C& c, std::uint32_t* word, const std::uint32_t* sourc
   { c.exp2(x) } -> std::same_as<float>;
   { c.log2(x) } -> std::same_as<float>;
   { c.tanh(x) } -> std::same_as<float>;
+  { c.reciprocal(x) } -> std::same_as<float>;
   { c.divide(x, x) } -> std::same_as<float>;
 };
 

@@ -138,8 +138,17 @@ class device_context {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
   }
-  KVCACHE_DEVICE_INLINE float log2(float x) const { return __log2f(x); }
+  KVCACHE_DEVICE_INLINE float log2(float x) const {
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+  }
   KVCACHE_DEVICE_INLINE float tanh(float x) const { return tanhf(x); }
+  KVCACHE_DEVICE_INLINE float reciprocal(float x) const {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+  }
   KVCACHE_DEVICE_INLINE float divide(float x, float y) const { return __fdiv_rn(x, y); }
 
  private:

@@ -71,7 +71,7 @@ KVCACHE_DEVICE_INLINE void finish_row(C& c, const attention_params& p, float* x,
         const float top = logit > lse ? logit : lse;
         const float own = c.exp2(lse - top);
         const float total = own + c.exp2(logit - top);
-        keep = own / total;
+        keep = own * c.reciprocal(total);
         lse = top + c.log2(total);
       }
     }

@@ -59,7 +59,7 @@ struct tile_row {
   template <variant_features Features, context C>
   KVCACHE_DEVICE_INLINE float logit(const C& c, const attention_params& p, float slope, std::uint32_t token,
                                     float x) const {
-    if constexpr (Features.soft_cap) x = p.soft_cap * c.tanh(x / p.soft_cap);
+    if constexpr (Features.soft_cap) x = p.soft_cap * c.tanh(x * c.reciprocal(p.soft_cap));
     if constexpr (Features.alibi) {
       const std::int64_t distance = position - std::int64_t{token};
       x -= slope * static_cast<float>(distance < 0 ? -distance : distance);
@@ -119,12 +119,13 @@ KVCACHE_DEVICE_INLINE void finish_tile(C& c, const attention_params& p, const wo
         share[w] = is_empty(own) ? 0.0f : c.exp2(own - top);
         total += share[w];
       }
+      const float inverse = c.reciprocal(total);
       for (unsigned d = c.lane(); d < DimV; d += warp_lanes) {
         float sum = 0;
         KVCACHE_UNROLL
         for (unsigned w = 0; w < Warps; ++w)
           if (!is_empty(lses[w * Rows + r])) sum += share[w] * outputs[(w * Rows + r) * state_stride<DimV> + d];
-        x[d] = empty ? 0.0f : sum / total;
+        x[d] = empty ? 0.0f : sum * inverse;
       }
       lse = empty ? empty_lse() : top + c.log2(total);
     }

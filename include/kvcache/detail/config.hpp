@@ -30,6 +30,24 @@
 #define KVCACHE_HOST_DEVICE
 #define KVCACHE_DEVICE_INLINE inline
 #endif
+// A name of the architectures that a file is compiled for, say sm_800_900: kernels of files that are compiled for
+// others are not the same.
+#if defined(__CUDACC__)
+#define KVCACHE_JOIN_1(a) sm_##a
+#define KVCACHE_JOIN_2(a, b) sm_##a##_##b
+#define KVCACHE_JOIN_3(a, b, c) sm_##a##_##b##_##c
+#define KVCACHE_JOIN_4(a, b, c, d) sm_##a##_##b##_##c##_##d
+#define KVCACHE_JOIN_5(a, b, c, d, e) sm_##a##_##b##_##c##_##d##_##e
+#define KVCACHE_JOIN_6(a, b, c, d, e, f) sm_##a##_##b##_##c##_##d##_##e##_##f
+#define KVCACHE_JOIN_7(a, b, c, d, e, f, g) sm_##a##_##b##_##c##_##d##_##e##_##f##_##g
+#define KVCACHE_JOIN_8(a, b, c, d, e, f, g, h, ...) sm_##a##_##b##_##c##_##d##_##e##_##f##_##g##_##h
+#define KVCACHE_JOIN_OF(a, b, c, d, e, f, g, h, join, ...) join
+#define KVCACHE_JOIN(...) \
+  KVCACHE_JOIN_OF(__VA_ARGS__, KVCACHE_JOIN_8, KVCACHE_JOIN_7, KVCACHE_JOIN_6, KVCACHE_JOIN_5, KVCACHE_JOIN_4, \
+                  KVCACHE_JOIN_3, KVCACHE_JOIN_2, KVCACHE_JOIN_1, ) \
+  (__VA_ARGS__)
+#define KVCACHE_ARCHITECTURES KVCACHE_JOIN(__CUDA_ARCH_LIST__)
+#endif
 // Compute capability 8.9 and later have an instruction.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
 #define KVCACHE_CONVERTS_FP8 1
