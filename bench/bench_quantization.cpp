@@ -248,8 +248,9 @@ int main(int argc, char** argv) {
   benchmark::Initialize(&argc, argv);
   benchmark::RegisterBenchmark("memcpy/bf16", copy_rows);
   add_all<bf16, f16, fp8_e4m3, fp8_e5m2, int8_per_token, int8_per_channel, int4_grouped<16>, int4_grouped<32>,
-          int4_grouped<64>, int4_grouped<128>, int4_grouped_asymmetric<32>, int4_per_channel,
-          int4_per_channel_symmetric, int2_per_channel, rotated<bf16>, rotated<fp8_e4m3>, rotated<int8_per_token>,
-          rotated<int4_grouped<32>>>();
+          int4_grouped<64>, int4_grouped<128>, int4_grouped_asymmetric<16>, int4_grouped_asymmetric<32>,
+          int4_grouped_asymmetric<64>, int4_grouped_asymmetric<128>, int4_per_channel, int4_per_channel_symmetric,
+          int2_per_channel, rotated<bf16>, rotated<fp8_e4m3>, rotated<fp8_e5m2>, rotated<int8_per_token>,
+          rotated<int8_per_channel>, rotated<int4_grouped<32>>, rotated<int4_per_channel>, rotated<int2_per_channel>>();
   benchmark::RunSpecifiedBenchmarks();
 }

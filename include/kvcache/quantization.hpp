@@ -120,6 +120,12 @@ struct quantization {
     if (per_channel) return dim;
     return group == 0 ? 1 : dim / group + (dim % group != 0 ? 1 : 0);
   }
+  /// Where the zero point of scale `i` lies, counted in scales from the first of a head's `scales` scales on. Zero
+  /// points follow the scales in the same order.
+  template <class Index>
+  [[nodiscard]] KVCACHE_HOST_DEVICE static constexpr Index zero_point(Index i, Index scales) noexcept {
+    return scales + i;
+  }
   friend constexpr bool operator==(const quantization&, const quantization&) = default;
 };
 

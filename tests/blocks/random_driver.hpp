@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "pool_cells.hpp"
 #include "worth_model.hpp"
 
 namespace kvcache_test {
@@ -70,13 +71,9 @@ class random_driver {
             .events = load.events,
             .hash_bits = load.hash_bits}),
         choices_(std::move(choices)),
-        cells_(load.blocks + 1),
-        tail_cells_(load_.groups.size()),
+        cells_(load.blocks, load_.groups),
         keys_(load.blocks + 1),
         worth_(load.blocks) {
-    for (auto& block : cells_) block.resize(largest());
-    for (std::uint32_t g = 0; g < group_count(); ++g)
-      tail_cells_[g].assign(load_.groups[g].tail_blocks, std::vector<std::uint64_t>(size_of(g)));
     for (auto& prompt : prompts_)
       for (std::uint32_t i = 0; i < 5 * largest(); ++i) prompt.push_back(token());
     for (std::size_t i = 1; i < prompts_.size(); ++i)  // some have a common head
@@ -177,11 +174,6 @@ class random_driver {
     std::uint64_t accepted_before = 0;  // steps accepted when it began
     bool executed = false;
   };
-  // A seal that is not carried out yet, and how many steps were accepted with the one that filled its block.
-  struct late_seal {
-    kvcache::block_seal seal;
-    std::uint64_t accepted = 0;
-  };
   // What the model knows of a cached block: group, number of its last token, and that token's value.
   struct key {
     std::uint32_t group = 0;
@@ -242,48 +234,29 @@ class random_driver {
     for (std::uint32_t g = 0; g < group_count(); ++g) {
       const auto table = m_.table(id, g);
       for (const kvcache::block_id b : *table) note(b);
-      if (sealing(g))
+      if (cells_.sealing(g))
         for (const kvcache::block_id b : *table) note(m_.table_entry(b));
     }
   }
 
-  /// Whether a group's blocks are sealed.
-  [[nodiscard]] bool sealing(std::uint32_t group) const { return load_.groups[group].tail_blocks != 0; }
-  [[nodiscard]] bool any_sealing() const {
-    return std::any_of(load_.groups.begin(), load_.groups.end(), [](const auto& g) { return g.tail_blocks != 0; });
-  }
-  /// What lies in an entry of a group's table.
-  std::vector<std::uint64_t>& cells(std::uint32_t group, kvcache::block_id entry) {
-    return (entry & kvcache::tail_bit) != 0 ? tail_cells_[group].at(entry & ~kvcache::tail_bit) : cells_.at(entry);
-  }
-  /// Seals of blocks that steps filled which were accepted by then; those steps have been executed.
-  void seal_until(std::uint64_t accepted_steps) {
-    for (; !late_.empty() && late_.front().accepted <= accepted_steps; late_.pop_front()) {
-      const kvcache::block_seal& s = late_.front().seal;
-      const auto& from = tail_cells_[s.layer_group].at(s.tail);
-      std::copy(from.begin(), from.end(), cells_.at(s.block).begin());
-    }
-  }
   /// All seals that are due. What accepted steps have to do comes before.
   void carry_out() {
-    if (!any_sealing()) return;
+    if (!cells_.any_sealing()) return;
     std::size_t ready = 0;
     while (ready < flights_.size() && flights_[ready].step.accepted()) ++ready;
     if (ready != 0) execute(ready - 1);
-    seal_until(accepted_);
+    cells_.seal_all();
     sealed += m_.seals().size();
     m_.sealed();
     REQUIRE(m_.seals().empty());
-    taken_ = 0;
   }
   /// After a step was accepted: takes down what is to be sealed by now, and maybe does it.
   void take_seals() {
-    ++accepted_;
-    if (!any_sealing()) return;
+    cells_.accept_step();
+    if (!cells_.any_sealing()) return;
     const auto seals = m_.seals();
     note(seals.size());
-    for (; taken_ < seals.size(); ++taken_)
-      if (load_.check) late_.push_back({seals[taken_], accepted_});
+    cells_.take(seals, load_.check);
     if (pick(2) == 0) carry_out();
   }
 
@@ -525,7 +498,7 @@ class random_driver {
     for (const auto& c : step->copies()) {
       note(c.source);
       note(c.destination);
-      REQUIRE(((c.destination & kvcache::tail_bit) != 0) == sealing(c.layer_group));
+      REQUIRE(((c.destination & kvcache::tail_bit) != 0) == cells_.sealing(c.layer_group));
       reopened += (c.source & kvcache::tail_bit) == 0 && (c.destination & kvcache::tail_bit) != 0;
     }
     overlapped += !flights_.empty();
@@ -542,7 +515,7 @@ class random_driver {
       note_table(s.id);
     }
     f.step = std::move(*step);
-    f.accepted_before = accepted_;
+    f.accepted_before = cells_.accepted();
     if (load_.check) check_batch(f);
     flights_.push_back(std::move(f));
   }
@@ -566,7 +539,7 @@ class random_driver {
         for (std::uint32_t t = 0; t < f.rows[r].tokens; t += size_of(g) - (f.rows[r].start + t) % size_of(g)) {
           const std::size_t i = (f.rows[r].start + t) / size_of(g);
           REQUIRE(m_.ref_count(whole[i]) == 1);
-          REQUIRE(((row[i] & kvcache::tail_bit) != 0) == sealing(g));  // what is written is not sealed
+          REQUIRE(((row[i] & kvcache::tail_bit) != 0) == cells_.sealing(g));  // what is written is not sealed
         }
         for (std::size_t i = f.rows[r].start / size_of(g); i-- > 0;)
           kept_wide += (row[i] & kvcache::tail_bit) != 0 && m_.cached(whole[i]);
@@ -615,21 +588,22 @@ class random_driver {
     for (std::size_t i = 0; i <= last; ++i) {
       flight& f = flights_[i];
       if (std::exchange(f.executed, true)) continue;
-      seal_until(f.accepted_before);
+      cells_.seal_until(f.accepted_before);
       for (const kvcache::block_copy& c : f.step.copies())
-        std::copy_n(cells(c.layer_group, c.source).begin(), c.tokens, cells(c.layer_group, c.destination).begin());
+        std::copy_n(cells_.at(c.layer_group, c.source).begin(), c.tokens,
+                    cells_.at(c.layer_group, c.destination).begin());
       for (std::uint32_t g = 0; g < group_count(); ++g) {
         const kvcache::batch_view batch = f.step.batch(g);
         for (std::size_t r = 0; r < f.rows.size(); ++r)
           for (std::uint32_t t = 0; t < f.rows[r].tokens; ++t) {
             const auto slot = static_cast<std::uint64_t>(batch.slots[batch.query_offsets[r] + t]);
-            cells(g, static_cast<kvcache::block_id>(slot / size_of(g)))[slot % size_of(g)] =
+            cells_.at(g, static_cast<kvcache::block_id>(slot / size_of(g)))[slot % size_of(g)] =
                 f.rows[r].values[f.rows[r].start + t];
           }
         for (std::uint32_t r = 0; r < f.rows.size(); ++r) {
           const auto row = batch.tables.row(r);
           for (std::size_t p = first_seen(g, f.rows[r].start); p < f.rows[r].values.size(); ++p)
-            if (cells(g, row[p / size_of(g)])[p % size_of(g)] != f.rows[r].values[p]) {
+            if (cells_.at(g, row[p / size_of(g)])[p % size_of(g)] != f.rows[r].values[p]) {
               CAPTURE(g, r, p, row[p / size_of(g)]);
               FAIL("a step reads bytes that are not its sequence's");
             }
@@ -946,11 +920,7 @@ class random_driver {
   random_load load_;
   Manager m_;
   Choices choices_;
-  std::vector<std::vector<std::uint64_t>> cells_;
-  std::vector<std::vector<std::vector<std::uint64_t>>> tail_cells_;  // by group
-  std::deque<late_seal> late_;
-  std::size_t taken_ = 0;  // of the manager's seals: those that are in late_ or were
-  std::uint64_t accepted_ = 0;
+  pool_cells cells_;
   std::vector<key> keys_;
   worth_model worth_;
   std::vector<bool> leaf_ = std::vector<bool>(load_.blocks + 1, true);  // after the last call: has no cached child

@@ -92,9 +92,10 @@ std::vector<std::byte> stored(std::size_t count, std::uint32_t block_size, const
   return bytes;
 }
 
-/// What one append of all tokens leaves, whole blocks of it sealed.
+/// What one append of all tokens leaves, whole blocks of it sealed but for those that hold the first `wide` tokens.
 template <class Policies>
-std::vector<std::byte> appended_at_once(const std::vector<token>& tokens, std::uint32_t block_size) {
+std::vector<std::byte> appended_at_once(const std::vector<token>& tokens, std::uint32_t block_size,
+                                        std::uint32_t wide) {
   const auto size = static_cast<std::uint32_t>(tokens.size());
   const std::uint32_t blocks = size / block_size + 1;
   storage<Policies> pool(shape, {.blocks = blocks, .block_size = block_size, .tail_blocks = blocks});
@@ -111,15 +112,16 @@ std::vector<std::byte> appended_at_once(const std::vector<token>& tokens, std::u
   pool.seal(seals);
   return stored(
       size, block_size, [&](std::uint32_t layer) { return pool.view(layer); },
-      [&](std::uint32_t b) { return b < whole ? b + 1 : tail_bit | b; });
+      [&](std::uint32_t b) { return b * block_size >= wide && b < whole ? b + 1 : tail_bit | b; });
 }
 
 template <class Policies>
 class driver {
  public:
-  driver(std::uint32_t block_size, std::uint32_t seed)
-      : cache_(shape, {.blocks = 300, .block_size = block_size, .tail_blocks = 300}),
+  driver(std::uint32_t block_size, std::uint32_t wide, std::uint32_t seed)
+      : cache_(shape, {.blocks = 300, .block_size = block_size, .tail_blocks = 300}, {.wide_tokens = wide}),
         block_size_(block_size),
+        wide_(wide),
         random_(seed) {}
 
   void call() {
@@ -136,6 +138,7 @@ class driver {
     CHECK(cache_.manager().tail_blocks_available() == cache_.manager().tail_blocks());
     CHECK(cache_.manager().counts().available() == 300);
     CHECK(compared_ > kvcache_test::calls(100));
+    CHECK((wide_ == 0) == (wide_compared_ == 0));
   }
 
  private:
@@ -247,30 +250,43 @@ class driver {
   void compare(const sequence& s) {
     if (s.cut) return;  // its block is still the sealed one
     ++compared_;
+    const auto lies = [&](const auto& entry_of) {
+      return stored(
+          s.tokens.size(), block_size_, [&](std::uint32_t layer) { return cache_.view(layer); }, entry_of);
+    };
+    CAPTURE(block_size_, wide_, s.tokens.size());
     const bool same =
-        stored(
-            s.tokens.size(), block_size_, [&](std::uint32_t layer) { return cache_.view(layer); },
-            [&](std::uint32_t b) { return entry(s, b); }) == appended_at_once<Policies>(s.tokens, block_size_);
-    CAPTURE(block_size_, s.tokens.size());
+        lies([&](std::uint32_t b) { return entry(s, b); }) == appended_at_once<Policies>(s.tokens, block_size_, wide_);
     REQUIRE(same);
+    if (wide_ == 0 || s.tokens.size() < block_size_) return;
+    ++wide_compared_;
+    // Sealed they are all the same, for when their place is needed.
+    const bool same_sealed = lies([&](std::uint32_t b) {
+                               const bool whole = (b + 1) * block_size_ <= s.tokens.size();
+                               return whole ? cache_.manager().table(s.id).value()[b] : entry(s, b);
+                             }) == appended_at_once<Policies>(s.tokens, block_size_, 0);
+    REQUIRE(same_sealed);
   }
 
   kvcache::cache<Policies> cache_;
   std::uint32_t block_size_;
+  std::uint32_t wide_;
   std::mt19937 random_;
   std::vector<sequence> open_;
   std::int32_t next_id_ = 1;
   std::size_t compared_ = 0;
+  std::size_t wide_compared_ = 0;
 };
 
 }  // namespace
 
 TEMPLATE_TEST_CASE("R20 however tokens came, were cut, forked and sealed, they lie there as from one append", "",
                    keys_by_channel, both_by_channel, beside_elements, turned) {
+  const std::uint32_t wide_tokens = GENERATE(0u, 7u);
   for (const std::uint32_t block_size : {5u, 16u, 32u}) {
     const std::uint32_t seed = 20261201 + block_size;
     INFO("seed " << seed);
-    driver<TestType> random(block_size, seed);
+    driver<TestType> random(block_size, wide_tokens, seed);
     for (std::size_t i = 0; i < kvcache_test::calls(300); ++i) random.call();
     random.close_all();
   }

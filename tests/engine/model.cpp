@@ -4,12 +4,12 @@
 #include "batcher.hpp"
 #include "catch.hpp"
 #include "chat.hpp"
+#include "how_far.hpp"
 #include "mapped_file.hpp"
 #include "sanitized.hpp"
 #include "support.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <string>
 #include <utility>
@@ -18,6 +18,9 @@
 using namespace engine;
 using engine_test::loaded_model;
 using engine_test::sanitized;
+using kvcache_test::how_far;
+using kvcache_test::is_number;
+using kvcache_test::too_far;
 
 namespace {
 
@@ -28,7 +31,7 @@ constexpr std::uint32_t steps_used = sanitized ? 12 : 64;
 /// tests of equal length, so that both cores have work to the end.
 constexpr std::size_t prompts_alone = sanitized ? 2 : 10;
 
-constexpr float logit_tolerance = 1e-3f;
+constexpr double logit_tolerance = 1e-3;
 constexpr double near_tie = 1e-4;
 
 struct expected_prompt {
@@ -70,6 +73,7 @@ struct logit_judge final : listener {
   void logits(std::size_t index, std::span<const float> values) override {
     const std::uint32_t step = steps[index]++;
     // At every step the distance of the two largest, of which the file has four digits.
+    if (!std::all_of(values.begin(), values.end(), is_number)) worst = worst_gap = too_far;  // comparisons skip a NaN
     float largest = values[0];
     float second = values[1];
     if (second > largest) std::swap(largest, second);
@@ -77,23 +81,20 @@ struct logit_judge final : listener {
       second = std::max(second, std::min(x, largest));
       largest = std::max(largest, x);
     }
-    const auto gap = static_cast<float>(prompts[index]->gaps[step]);
-    const float off = std::fabs(largest - second - gap) - 5e-4f * gap;
-    worst_gap = off <= worst_gap ? worst_gap : off;
+    const double gap = prompts[index]->gaps[step];
+    worst_gap = std::max(worst_gap, how_far(largest - second, gap) - 5e-4 * gap);
     const auto found = prompts[index]->logits.find(step);
     if (found == prompts[index]->logits.end()) return;
     for (const auto& [id, value] : found->second) {
-      const float distance = std::fabs(values[static_cast<std::size_t>(id)] - value);
-      // A NaN is no small distance.
-      worst = distance <= worst ? worst : distance;
+      worst = std::max(worst, how_far(values[static_cast<std::size_t>(id)], static_cast<double>(value)));
       ++compared;
     }
   }
 
   std::vector<const expected_prompt*> prompts;
   std::vector<std::uint32_t> steps;
-  float worst = 0;
-  float worst_gap = 0;
+  double worst = 0;
+  double worst_gap = 0;
   std::size_t compared = 0;
 };
 
@@ -155,7 +156,7 @@ void judge_batched(unsigned block_size) {
   logit_judge logits(all);
   judge(e.model, block_size, e.expected, 0, e.expected.size(), logits);
   std::printf("%zu prompts batched, block size %u: %zu logits compared, %g apart at most\n", e.expected.size(),
-              block_size, logits.compared, static_cast<double>(logits.worst));
+              block_size, logits.compared, logits.worst);
   CHECK(logits.compared >= e.expected.size() * 64);
   CHECK(logits.worst < logit_tolerance);
   CHECK(logits.worst_gap < 2 * logit_tolerance);
@@ -165,7 +166,7 @@ void judge_alone(unsigned block_size, std::size_t first, std::size_t last) {
   const auto path = engine_test::real_model();
   if (!path) return;
   expectation e(*path, 1);  // reading weights is all the work; tests beside this one have the other core
-  float worst = 0;
+  double worst = 0;
   for (std::size_t i = first; i < last; ++i) {
     logit_judge logits({&e.expected[i]});
     judge(e.model, block_size, e.expected, i, i + 1, logits);
@@ -174,8 +175,7 @@ void judge_alone(unsigned block_size, std::size_t first, std::size_t last) {
     CHECK(logits.worst_gap < 2 * logit_tolerance);
     worst = std::max(worst, logits.worst);
   }
-  std::printf("prompts %zu to %zu alone, block size %u: logits %g apart at most\n", first, last - 1, block_size,
-              static_cast<double>(worst));
+  std::printf("prompts %zu to %zu alone, block size %u: logits %g apart at most\n", first, last - 1, block_size, worst);
 }
 
 }  // namespace

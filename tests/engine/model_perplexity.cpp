@@ -106,7 +106,7 @@ TEST_CASE("Quantised KV changes the real model's predictions within bounds, and 
   const auto all =
       measure_perplexity(model.model, text,
                          {.dtypes = {"int8_per_token", "int4_per_channel:int4_grouped_32", "int4_grouped_32"},
-                          .block_size = 64,
+                          .block_size = 16,
                           .context = static_cast<std::uint32_t>(text.size() - 1)},
                          model.workers);
   REQUIRE(all.size() == 4);  // the baseline first
@@ -119,7 +119,8 @@ TEST_CASE("Quantised KV changes the real model's predictions within bounds, and 
   const double int8 = divergence(1);
   const double int4 = divergence(2);
   const double int4_keys_in_groups = divergence(3);
+  // Measured: 0.0014, 0.0067 and 0.21. The text is short, so there is room for twice as much.
   CHECK((int8 > 0 && int8 < 0.003));
-  CHECK((int4 > int8 && int4 < 0.02));
-  CHECK(int4_keys_in_groups > 5 * int4);
+  CHECK((int4 > int8 && int4 < 0.0135));
+  CHECK(int4_keys_in_groups > 15 * int4);
 }

@@ -39,7 +39,7 @@ void dequantise_channels(quantization q, const std::byte* codes, const std::byte
     for (std::uint32_t j = 0; j < quantise_width; ++j) run[j] *= scale[j];
     if (q.zero_points) {
       run_of<float> zero;
-      load(dim + d, zero);
+      load(quantization::zero_point(d, dim), zero);
       for (std::uint32_t j = 0; j < quantise_width; ++j) run[j] += zero[j];
     }
     if (count == quantise_width)
@@ -134,7 +134,8 @@ class channel_encoders {
       std::memcpy(factor_ + d, factor, sizeof factor);
       const std::size_t bytes = sizeof(bf16) * (dim_ - d < quantise_width ? dim_ - d : quantise_width);
       std::memcpy(scales + std::size_t{d} * sizeof(bf16), scale_run, bytes);
-      if (ZeroPoints) std::memcpy(scales + (std::size_t{dim_} + d) * sizeof(bf16), zero_run, bytes);
+      if (ZeroPoints)
+        std::memcpy(scales + quantization::zero_point<std::size_t>(d, dim_) * sizeof(bf16), zero_run, bytes);
     }
   }
 

@@ -56,7 +56,7 @@ KVCACHE_ALWAYS_INLINE void choose_scales(std::uint32_t count, head_groups& group
       groups.origin[g + j] = std::bit_cast<float>(zero[j]);
       groups.factor[g + j] = factor_for(scale[j]);
       write_scale(scales, g + j, upper_half(scale[j]));
-      if (ZeroPoints) write_scale(scales, count + g + j, upper_half(zero[j]));
+      if (ZeroPoints) write_scale(scales, quantization::zero_point(g, count) + j, upper_half(zero[j]));
     }
   }
 }
@@ -126,7 +126,7 @@ void quantise_groups(std::uint32_t group, const float* x, std::uint32_t dim, std
     encode_groups<Bits, ZeroPoints, false>(size, from, dim, groups, codes);
   constexpr bf16 no_number{0x7fc0};
   for (std::uint32_t g = 0; !usual && g < count; ++g)
-    if (groups.no_number[g]) write_scale(scales, ZeroPoints ? count + g : g, no_number);
+    if (groups.no_number[g]) write_scale(scales, ZeroPoints ? quantization::zero_point(g, count) : g, no_number);
 }
 
 template <unsigned Bits>
@@ -145,8 +145,8 @@ void dequantise_groups(quantization q, const std::byte* codes, const std::byte* 
     const float next_scale = read_scale(scales, next);
     for (std::uint32_t j = 0; j < quantise_width; ++j) run[j] *= j < quantise_width / 2 ? scale : next_scale;
     if (q.zero_points) {
-      const float zero = read_scale(scales, count + g);
-      const float next_zero = read_scale(scales, count + next);
+      const float zero = read_scale(scales, quantization::zero_point(g, count));
+      const float next_zero = read_scale(scales, quantization::zero_point(next, count));
       for (std::uint32_t j = 0; j < quantise_width; ++j) run[j] += j < quantise_width / 2 ? zero : next_zero;
     }
     if (size == quantise_width)

@@ -189,7 +189,7 @@ KVCACHE_ALWAYS_INLINE channel_scales load_channel_scales(const code_form& form, 
   };
   const vec scale = load_bf16(from);
   // Without zero points, codes of 4 bits are 8 too large here.
-  return {scale, form.q.zero_points ? load_bf16(from + 2 * std::size_t{form.dim})
+  return {scale, form.q.zero_points ? load_bf16(from + 2 * quantization::zero_point<std::size_t>(0, form.dim))
                                     : mul(scale, set1(Bits == 8 ? 0.0f : -8.0f))};
 }
 

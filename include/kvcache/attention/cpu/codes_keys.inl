@@ -164,7 +164,7 @@ KVCACHE_NOINLINE void code_logits(const code_form& form, const code_query (&quer
         if (g % most_scales == 0) {
           const std::size_t all = form.scales();
           load_scales(k, t, 2 * g, all - g, scale);
-          if (form.q.zero_points) load_scales(k, t, 2 * (all + g), all - g, zero);
+          if (form.q.zero_points) load_scales(k, t, 2 * quantization::zero_point(g, all), all - g, zero);
         }
       }
       __m512i acc[Rows][parts][places];

@@ -99,7 +99,7 @@ inline void load_piece_scales(const code_form& form, const code_stream& v, std::
   };
   for (std::size_t t = 0; t < count; t += lanes) {
     load(t, 2 * first, to.scale[t / lanes]);
-    if (form.q.zero_points) load(t, 2 * (all + first), to.zero[t / lanes]);
+    if (form.q.zero_points) load(t, 2 * quantization::zero_point(first, all), to.zero[t / lanes]);
   }
 }
 
