@@ -104,7 +104,7 @@ struct append_rows {
       }
       return;
     }
-    c.sync_warp();  // x may still be read
+    c.sync_warp();  // x may still be read: a shuffle orders no memory
     for (std::uint32_t d = 4 * c.lane(); d < side.dim; d += 4 * warp_lanes) {
       float y[4];
       const std::uint32_t count = side.dim - d < 4 ? side.dim - d : 4;
