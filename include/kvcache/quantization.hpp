@@ -163,7 +163,7 @@ struct quantization {
   return (std::uint64_t{dim} * bits(id) + 7) / 8;
 }
 /// Bytes of the scales of one head, of a token or of a block: all scales, then all zero points.
-[[nodiscard]] constexpr std::uint64_t scale_bytes(dtype_id id, std::uint32_t dim) noexcept {
+[[nodiscard]] KVCACHE_HOST_DEVICE constexpr std::uint64_t scale_bytes(dtype_id id, std::uint32_t dim) noexcept {
   const quantization q = quantization_of(id);
   return std::uint64_t{q.scales(dim)} * (q.zero_points ? 4u : 2u);
 }

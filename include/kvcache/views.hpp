@@ -194,7 +194,9 @@ struct kv_view {
   /// storage::set_key_offset.
   const float* key_offset = nullptr;
 
-  [[nodiscard]] constexpr std::uint32_t v_dim() const noexcept { return head_dim_v != 0 ? head_dim_v : head_dim; }
+  [[nodiscard]] KVCACHE_HOST_DEVICE constexpr std::uint32_t v_dim() const noexcept {
+    return head_dim_v != 0 ? head_dim_v : head_dim;
+  }
   [[nodiscard]] KVCACHE_HOST_DEVICE constexpr dtype_id k_tail_dtype() const noexcept { return in_tail(k_dtype); }
   [[nodiscard]] KVCACHE_HOST_DEVICE constexpr dtype_id v_tail_dtype() const noexcept { return in_tail(v_dtype); }
 

@@ -85,7 +85,7 @@ class host_block {
     auto first = reinterpret_cast<std::uintptr_t>(shared_.data());
     shared_first_ = shared_.data() + (alignment - first % alignment);
     shared_bytes_ = shared_bytes;
-    for (auto& s : stacks_) s = std::make_unique<std::byte[]>(stack_bytes);
+    for (auto& s : stacks_) s = std::make_unique_for_overwrite<std::byte[]>(stack_bytes);
   }
 
   /// Runs `body(thread)` for every thread of block `block`. Throws the first kernel_fault.
@@ -275,9 +275,10 @@ class host_block {
   unsigned block_ = 0;
   unsigned left_ = 0;
   bool abandoned_ = false;
-  void* fake_stack_ = nullptr;
-  const void* main_stack_ = nullptr;
-  std::size_t main_stack_bytes_ = 0;
+  // Of use where AddressSanitizer is told of stacks.
+  [[maybe_unused]] void* fake_stack_ = nullptr;
+  [[maybe_unused]] const void* main_stack_ = nullptr;
+  [[maybe_unused]] std::size_t main_stack_bytes_ = 0;
 };
 
 }  // namespace kvcache_test

@@ -84,8 +84,9 @@ class pinned_allocator {
   static constexpr memory_space space = memory_space::pinned;
 
   [[nodiscard]] void* allocate(std::size_t bytes, std::size_t alignment) {
-    return device::allocated("pinned_allocator", bytes, alignment,
-                             [](void** memory, std::size_t n) { return cudaHostAlloc(memory, n, cudaHostAllocDefault); });
+    return device::allocated("pinned_allocator", bytes, alignment, [](void** memory, std::size_t n) {
+      return cudaHostAlloc(memory, n, cudaHostAllocDefault);
+    });
   }
   void deallocate(void* memory, std::size_t /*bytes*/, std::size_t /*alignment*/) noexcept {
     static_cast<void>(cudaFreeHost(memory));

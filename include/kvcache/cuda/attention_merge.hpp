@@ -15,6 +15,7 @@ namespace kvcache::device {
 template <class V, unsigned DimV, variant_features Features>
 struct attention_merge {
   static constexpr unsigned threads = 128;
+  static constexpr unsigned min_blocks = 4;
   using params = attention_params;
   struct shared {
     float rows[threads / warp_lanes][DimV];

@@ -33,6 +33,7 @@ struct attention_tile {
   static_assert(DimK % 16 == 0 && DimV % 16 == 0, "heads of whole sixteens");
   static constexpr unsigned warps = DimK + DimV > 256 ? 2 : 4;
   static constexpr unsigned threads = warps * warp_lanes;
+  static constexpr unsigned min_blocks = 1;
   static constexpr unsigned chunk = 16 * warps;
   static constexpr unsigned row_warps = ManyRows ? warps : 1;
   static constexpr unsigned token_warps = warps / row_warps;

@@ -25,6 +25,7 @@ struct attention_vector {
   static_assert(DimK % 16 == 0 && DimV % 16 == 0, "heads of whole sixteens");
   static constexpr unsigned warps = 4;
   static constexpr unsigned threads = warps * warp_lanes;
+  static constexpr unsigned min_blocks = 1;
   static constexpr unsigned slice = 16;
   static constexpr unsigned rows = Rows;
   using loads = chunks<K, V, Tail, DimK, DimV, warps * slice, threads>;

@@ -38,11 +38,13 @@ struct device_properties {
     int count = 0;
     const cudaError_t found = cudaGetDeviceCount(&count);
     if (found == cudaErrorInsufficientDriver)
-      detail::raise<device_failure>("no CUDA driver, or one that is older than the runtime that this program was "
-                                    "built with; install or update it, or build with an older toolkit");
+      detail::raise<device_failure>(
+          "no CUDA driver, or one that is older than the runtime that this program was "
+          "built with; install or update it, or build with an older toolkit");
     if (found == cudaErrorNoDevice || (found == cudaSuccess && count == 0))
-      detail::raise<device_failure>("no CUDA device; take cpu_backend, or make a device visible "
-                                    "(CUDA_VISIBLE_DEVICES)");
+      detail::raise<device_failure>(
+          "no CUDA device; take cpu_backend, or make a device visible "
+          "(CUDA_VISIBLE_DEVICES)");
     check(found, "cudaGetDeviceCount");
     device_properties p;
     check(cudaGetDevice(&p.device), "cudaGetDevice");

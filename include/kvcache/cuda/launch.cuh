@@ -16,10 +16,11 @@ namespace kvcache::device {
 // Programs whose files are compiled for different architectures have kernels of their own in each.
 inline namespace KVCACHE_ARCHITECTURES {
 
-/// A body as a kernel. Told that one block may be all that is resident, the compiler takes the registers it needs; without,
-/// it spills some to reach an occupancy that shared memory does not allow anyway.
+/// A body as a kernel. Told that one block may be all that is resident, the compiler takes the registers it needs;
+/// without, it spills some to reach an occupancy that shared memory does not allow anyway.
 template <class Body>
-__global__ void __launch_bounds__(Body::threads, 1) kernel(const __grid_constant__ typename Body::params params) {
+__global__ void __launch_bounds__(Body::threads, Body::min_blocks)
+    kernel(const __grid_constant__ typename Body::params params) {
   extern __shared__ __align__(128) unsigned char memory[];
   device_context c;
   Body::run(c, *reinterpret_cast<typename Body::shared*>(memory), params);
@@ -44,8 +45,9 @@ template <class Body>
 [[nodiscard]] unsigned resident_blocks(const device_properties& on) {
   prepare<Body>(on);
   int each = 0;
-  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel<Body>, Body::threads, sizeof(typename Body::shared)),
-        "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+  check(
+      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel<Body>, Body::threads, sizeof(typename Body::shared)),
+      "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
   return static_cast<unsigned>(each) * on.multiprocessors;
 }
 

@@ -9,7 +9,7 @@
 
 namespace kvcache::detail {
 
-[[nodiscard]] constexpr bool is_finite(float x) noexcept {
+[[nodiscard]] KVCACHE_HOST_DEVICE constexpr bool is_finite(float x) noexcept {
   return (bit_cast<std::uint32_t>(x) & 0x7f80'0000u) != 0x7f80'0000u;
 }
 
@@ -21,7 +21,7 @@ struct value_range {
   float high = -most;
   bool nan = false;
 
-  constexpr void add(float x) noexcept {
+  KVCACHE_HOST_DEVICE constexpr void add(float x) noexcept {
     if (!is_finite(x)) {
       nan = nan || (bit_cast<std::uint32_t>(x) & 0x007f'ffffu) != 0;
       return;
@@ -30,14 +30,14 @@ struct value_range {
     high = x > high ? x : high;
   }
   /// Of at least one element: 0 to 0 where none was finite.
-  constexpr void close() noexcept {
+  KVCACHE_HOST_DEVICE constexpr void close() noexcept {
     if (low > high) low = high = 0;
     low = low < -most ? -most : low;
     high = high > most ? most : high;
   }
   /// An element as it is encoded: what is not finite, or beyond the range, becomes the nearer end of it, and a NaN what
   /// is nearest to 0.
-  [[nodiscard]] constexpr float within(float x) const noexcept {
+  [[nodiscard]] KVCACHE_HOST_DEVICE constexpr float within(float x) const noexcept {
     const std::uint32_t b = bit_cast<std::uint32_t>(x);
     const float ends = (b >> 31) != 0 ? low : high;
     const float number = is_finite(x) ? x : (b & 0x007f'ffffu) != 0 ? 0.0f : ends;
