@@ -16,7 +16,7 @@ namespace kvcache::device {
 // Programs whose files are compiled for different architectures have kernels of their own in each.
 inline namespace KVCACHE_ARCHITECTURES {
 
-/// A body as a kernel. Told that one block may be all that is resident, the compiler takes the registers it needs;
+/// A body as a kernel. Told how many blocks have to be resident at least, the compiler takes the registers that leaves;
 /// without, it spills some to reach an occupancy that shared memory does not allow anyway.
 template <class Body>
 __global__ void __launch_bounds__(Body::threads, Body::min_blocks)
