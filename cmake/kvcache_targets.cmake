@@ -46,12 +46,13 @@ add_custom_target(kvcache_threaded_tests)
 add_custom_target(kvcache_processor_tests)
 
 # kvcache_add_test(NAME SOURCES file... [LABELS label...] [LIBRARIES library...] [DEFINITIONS definition...]
-#                  [OPTIONS flag...] [TIMEOUT seconds])
+#                  [OPTIONS flag...] [TIMEOUT seconds] [TOGETHER])
 # One executable, registered in ctest test case by test case. LABELS are labels for `ctest -L`; the label threads
 # also asks for a ThreadSanitizer run, and processor for one on other processors. OPTIONS are compiler flags, say
-# -ffast-math or -fno-exceptions.
+# -ffast-math or -fno-exceptions. TOGETHER: the files are compiled as one, which takes a fraction of the time where they
+# use the same templates; their names have to differ.
 function(kvcache_add_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT" "SOURCES;LABELS;LIBRARIES;DEFINITIONS;OPTIONS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "TOGETHER" "TIMEOUT" "SOURCES;LABELS;LIBRARIES;DEFINITIONS;OPTIONS")
   if(arg_UNPARSED_ARGUMENTS OR NOT arg_SOURCES)
     message(FATAL_ERROR "kvcache_add_test(${name}): give SOURCES; not understood: '${arg_UNPARSED_ARGUMENTS}'")
   endif()
@@ -70,6 +71,7 @@ function(kvcache_add_test name)
   target_link_libraries(${name} PRIVATE kvcache_test_main ${arg_LIBRARIES})
   target_compile_definitions(${name} PRIVATE ${arg_DEFINITIONS})
   target_compile_options(${name} PRIVATE ${arg_OPTIONS})
+  set_target_properties(${name} PROPERTIES UNITY_BUILD ${arg_TOGETHER} UNITY_BUILD_BATCH_SIZE 8)
 
   if(threads IN_LIST arg_LABELS)
     add_dependencies(kvcache_threaded_tests ${name})

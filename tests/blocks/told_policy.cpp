@@ -26,7 +26,7 @@ struct event {
 std::vector<event> told;
 
 /// lru that writes down what it is told.
-struct listener : kvcache::lru {
+struct told_listener : kvcache::lru {
   using lru::lru;
   void open(std::span<const std::uint64_t> all, std::uint32_t hits, std::uint32_t tokens) noexcept {
     told.push_back({.what = "open", .fingerprints = {all.begin(), all.end()}, .hits = hits, .tokens = tokens});
@@ -39,8 +39,8 @@ struct listener : kvcache::lru {
     erase(block);
   }
 };
-static_assert(kvcache::told_of_requests<listener> && kvcache::told_of_references<listener> &&
-              kvcache::told_of_evictions<listener> && !kvcache::told_of_requests<kvcache::lru>);
+static_assert(kvcache::told_of_requests<told_listener> && kvcache::told_of_references<told_listener> &&
+              kvcache::told_of_evictions<told_listener> && !kvcache::told_of_requests<kvcache::lru>);
 
 std::vector<event> taken() { return std::exchange(told, {}); }
 
@@ -50,7 +50,7 @@ TEST_CASE("a policy is told of requests, of references head first, and of evicti
   const std::uint32_t size = GENERATE(2u, 4u, 16u);
   CAPTURE(size);
   taken();
-  kvcache::block_manager<listener> m({.blocks = 4, .block_size = size, .unit_tokens = 3});
+  kvcache::block_manager<told_listener> m({.blocks = 4, .block_size = size, .unit_tokens = 3});
   const text content = words(1, 2 * size + 1);
   const auto a = prompt(m, content).sequence;
   const auto first = taken();
@@ -99,7 +99,7 @@ TEST_CASE("a policy is told of requests, of references head first, and of evicti
     close(m, m.open({.content = moved})->sequence);
     CHECK(taken()[0].fingerprints[1] != first[0].fingerprints[0]);
     const kvcache::layer_group groups[]{{size}, {size}};
-    kvcache::block_manager<listener> two({.blocks = 8, .layer_groups = groups});
+    kvcache::block_manager<told_listener> two({.blocks = 8, .layer_groups = groups});
     close(two, two.open({.content = content})->sequence);
     const auto both = taken();
     REQUIRE(both.size() == 2);

@@ -267,7 +267,7 @@ struct attention_tile {
     for (float& x : tile) x = 0;
     const unsigned lane = c.lane();
     const std::uint16_t* const query = queries + lane % 16 * q_stride + lane / 16 * 8;
-    KVCACHE_UNROLL
+    KVCACHE_DEVICE_UNROLL_BY((as::key_form == operand_form::elements ? 2 : 1))
     for (unsigned k = 0; k < DimK / 16; ++k) {
       std::uint32_t a[4];
       c.load_matrices(query + 16 * k, a);

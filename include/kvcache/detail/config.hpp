@@ -126,6 +126,13 @@
 #define KVCACHE_UNROLL_BY(n)
 #endif
 
+/// Loops of device code that are not to be unrolled as a whole, so that registers do.
+#if defined(__CUDACC__)
+#define KVCACHE_DEVICE_UNROLL_BY(n) KVCACHE_PRAGMA(unroll n)
+#else
+#define KVCACHE_DEVICE_UNROLL_BY(n)
+#endif
+
 /// Whether std::fma is an instruction. Then a compiler may also join a product and a sum, here and not there; what must
 /// come out the same in several places asks for it.
 #if defined(__FP_FAST_FMAF)
