@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decoding over codes of 8 and 4 bits as they lie in the pool, by the processor's dot products of bytes (VNNI).
 // Queries, and weights on their way to V, are whole numbers: of 16 bits in two bytes, 256 * high + low, where codes
-// have 8 bits, and of 8 bits where codes have 4. So they lose a small part of what the format has lost. Scales join
-// behind the products of K, and before those of V.
+// have 8 bits, and of 8 bits where codes have 4. Scales join behind the products of K, and before those of V.
+//
+// Whole numbers of 8 bits are in units of 1/127 of the largest. What they round off meets codes less 8, their middle,
+// so that it has either sign; what all codes have in common, zero points and 8 scales, meets what was not rounded.
+// Where one element is so large that others are lost beside it, of a query or among the weights of a segment,
+// what was rounded off goes by once more, in units of 1/254 of those: the rest.
 //
 // Codes of a head go by in pieces of 64 bytes: 64 codes of 8 bits, or 128 of 4 bits, of which the low halves of the
 // bytes (elements 0, 2, 4, ...) and the high ones make a vector each. "Code order" is that of these vectors' bytes.
@@ -156,17 +160,44 @@ KVCACHE_ALWAYS_INLINE void add_products(__m512i& acc, __m512i unsigned_bytes, co
           : "v"(unsigned_bytes), "m"(*reinterpret_cast<const std::byte(*)[4]>(four)));
 }
 
+/// Numbers below this are multiplied with that before they become whole, since the inverse of the smallest would be
+/// infinite. Scales are 0, or 2^-109 at least, and weights may be far smaller.
+inline constexpr float lifted_below = 0x1p-60f;
+inline constexpr float lifted_by = 0x1p100f;
+
+/// Parts of a unit of one byte that are the units of the rest.
+inline constexpr float rest_parts = 254.0f;
+/// A query's largest magnitude over their mean: beyond that, the rest goes by too. Of normal ones it is 3 to 4. Not
+/// asked where the scales of channels have joined it: what is large then loses as much by its own codes.
+inline constexpr float most_uneven = 8.0f;
+/// What may be missing of a row's weights, or too much: in a segment, of all that the row has met so far, and of the
+/// segment's own, since segments may be alike.
+inline constexpr float most_missing = 0x1p-6f;
+inline constexpr float most_missing_of_segment = 0.02f;
+
+/// What x loses as a whole number, in units of the rest.
+KVCACHE_ALWAYS_INLINE vec rest_of(vec x) noexcept { return mul(sub(x, round(x)), set1(rest_parts)); }
+
 /// The last of `tokens` tokens' lanes from token `t` on.
 [[nodiscard]] KVCACHE_ALWAYS_INLINE __mmask16 lanes_there(std::size_t tokens, std::size_t t) noexcept {
   return static_cast<__mmask16>(tokens - t >= lanes ? 0xffffu : (1u << (tokens - t)) - 1u);
 }
 
 KVCACHE_ALWAYS_INLINE float sum_of(vec x) noexcept { return _mm512_reduce_add_ps(x); }
+/// The sums of the lanes of two vectors.
+KVCACHE_ALWAYS_INLINE void sums_of(vec a, vec b, float& of_a, float& of_b) noexcept {
+  vec all = add(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+  all = add(all, swap_lanes<8>(all));
+  all = add(all, swap_lanes<4>(all));
+  all = add(all, swap_lanes<2>(all));
+  of_a = _mm512_cvtss_f32(all);
+  of_b = _mm512_cvtss_f32(swap_lanes<1>(all));
+}
 
-/// Scales and zero points of a block's channels, for 16 bytes of a piece's low or high halves.
+/// Scales of a block's channels, for 16 bytes of a piece's low or high halves, and what the middle of their codes is.
 struct channel_scales {
   vec scale;
-  vec zero;
+  vec middle;  // 0 where there are no zero points
 };
 template <unsigned Bits>
 KVCACHE_ALWAYS_INLINE channel_scales load_channel_scales(const code_form& form, const std::byte* from,
@@ -188,9 +219,10 @@ KVCACHE_ALWAYS_INLINE channel_scales load_channel_scales(const code_form& form, 
     }
   };
   const vec scale = load_bf16(from);
-  // Without zero points, codes of 4 bits are 8 too large here.
-  return {scale, form.q.zero_points ? load_bf16(from + 2 * quantization::zero_point<std::size_t>(0, form.dim))
-                                    : mul(scale, set1(Bits == 8 ? 0.0f : -8.0f))};
+  // Only codes of 4 bits have zero points.
+  return {scale, form.q.zero_points
+                     ? fma(scale, set1(8.0f), load_bf16(from + 2 * quantization::zero_point<std::size_t>(0, form.dim)))
+                     : set1(0.0f)};
 }
 
 /// Floats in the order of codes, zeros where there is no element. `natural` is padded to whole vectors.

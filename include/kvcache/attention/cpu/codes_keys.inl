@@ -9,21 +9,28 @@ struct prepared_query {
 };
 
 /// A query as whole numbers; `from` are floats in code order, `largest` their largest magnitude. Returns what the whole
-/// numbers are to be multiplied with.
-template <unsigned Bits>
+/// numbers are to be multiplied with. `Rest`: what numbers of one byte have lost, in whole numbers of their own. Lanes
+/// of `sum` add up to all whole numbers.
+template <unsigned Bits, bool Rest = false>
 KVCACHE_ALWAYS_INLINE float prepare_query(const code_form& form, const float* from, float largest,
-                                          const prepared_query& to) noexcept {
+                                          const prepared_query& to, vec& sum) noexcept {
   constexpr std::size_t parts = parts_of(Bits);
   constexpr float most = parts == 2 ? 127.0f * 256 + 127 : 127.0f;
-  const vec inverse = set1(largest > 0 ? most / largest : 0.0f);
+  // The inverse of the smallest numbers would be infinite: then they become less than `most`.
+  constexpr float least = most * 0x1p-126f;
+  const float unit = (largest > least ? largest : least) * (1.0f / most);
+  const vec inverse = set1(1.0f / unit);
   // Bytes 1 of 16 lanes, then bytes 0.
   const __m512i gather =
       _mm512_castsi256_si512(_mm256_setr_epi8(1, 5, 9, 13, 17, 21, 25, 29, 33, 37, 41, 45, 49, 53, 57, 61, 0, 4, 8, 12,
                                               16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60));
   const __m256i sign = _mm256_setr_epi64x(0, 0, static_cast<long long>(0x8080'8080'8080'8080u),
                                           static_cast<long long>(0x8080'8080'8080'8080u));
+  __m512i all = _mm512_setzero_si512();
   for (std::size_t at = 0; at < form.size(); at += lanes) {
-    const __m512i x = _mm512_cvtps_epi32(mul(load(from + at), inverse));
+    const vec exact = mul(load(from + at), inverse);
+    const __m512i x = _mm512_cvtps_epi32(Rest ? rest_of(exact) : exact);
+    all = _mm512_add_epi32(all, x);
     std::byte* const bytes = to.bytes + at / 64 * parts * 64 + at % 64;
     if constexpr (parts == 1) {
       _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes), _mm512_cvtepi32_epi8(x));
@@ -36,7 +43,13 @@ KVCACHE_ALWAYS_INLINE float prepare_query(const code_form& form, const float* fr
       _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes + 64), _mm256_extracti128_si256(both_bytes, 1));
     }
   }
-  return largest / most;
+  sum = _mm512_cvtepi32_ps(all);
+  return Rest ? unit / rest_parts : unit;
+}
+template <unsigned Bits, bool Rest = false>
+float prepare_query(const code_form& form, const float* from, float largest, const prepared_query& to) noexcept {
+  vec sum;
+  return prepare_query<Bits, Rest>(form, from, largest, to, sum);
 }
 
 [[nodiscard]] inline float largest_of(const code_form& form, const float* x) noexcept {
@@ -44,13 +57,20 @@ KVCACHE_ALWAYS_INLINE float prepare_query(const code_form& form, const float* fr
   for (std::size_t i = 0; i < form.size(); i += lanes) largest = larger(magnitude(load(x + i)), largest);
   return _mm512_reduce_max_ps(largest);
 }
+/// Whether so large an element would blind whole numbers of one byte to the others. Those may be all that matters:
+/// where keys are 0, a format has lost nothing of them.
+[[nodiscard]] inline bool is_uneven(const code_form& form, const float* x, float largest) noexcept {
+  vec sum = set1(0.0f);
+  for (std::size_t i = 0; i < form.size(); i += lanes) sum = add(sum, magnitude(load(x + i)));
+  return largest * static_cast<float>(form.dim) > most_uneven * sum_of(sum);
+}
 
-/// `sums` and `starts` of a query that prepare_query has made of `from`, in units of `unit`. A scale is of
-/// `bytes_of_scale` bytes of codes. A zero point holds what its keys have in common, which may be large, so it meets
-/// the query as it was before it was rounded.
+/// `starts` and, where asked for, `sums` of a query that prepare_query has made of `from`, in units of `unit`. A scale
+/// is of `bytes_of_scale` bytes of codes. A zero point holds what its keys have in common, which may be large, so it
+/// meets the query as it was before it was rounded.
 template <unsigned Bits>
 inline void sum_query(const code_form& form, const float* from, float unit, const prepared_query& query,
-                      std::size_t bytes_of_scale) noexcept {
+                      std::size_t bytes_of_scale, bool sums = true) noexcept {
   constexpr std::size_t parts = parts_of(Bits);
   constexpr std::size_t vectors = Bits == 8 ? 1 : 2;
   for (std::size_t first = 0, scale = 0; first < form.bytes(); first += bytes_of_scale, ++scale) {
@@ -67,12 +87,13 @@ inline void sum_query(const code_form& form, const float* from, float unit, cons
       }
       sum[part] = _mm512_reduce_add_epi32(all);
     }
+    for (std::size_t part = 0; part < parts; ++part)
+      query.starts[scale * parts + part] = sum[part] * (Bits == 8 ? -128 : -8);
+    if (!sums) continue;
     float total = 0;
     for (std::size_t b = first; form.q.zero_points && b < first + bytes_of_scale && b < form.bytes(); ++b)
       for (std::size_t v = 0; v < vectors; ++v) total += from[(b / 64 * vectors + v) * 64 + b % 64];
     query.sums[scale] = unit > 0 ? total / unit : 0;
-    for (std::size_t part = 0; part < parts; ++part)
-      query.starts[scale * parts + part] = form.q.zero_points ? 0 : sum[part] * (Bits == 8 ? -128 : -8);
   }
 }
 
@@ -80,7 +101,8 @@ inline void sum_query(const code_form& form, const float* from, float unit, cons
 struct code_query {
   prepared_query at;
   float unit;
-  float bias;  // of logits, before the factor
+  float bias;          // of logits, before the factor
+  bool joins = false;  // what is there, instead of the bias
 };
 
 /// Four bytes in every lane.
@@ -142,6 +164,11 @@ KVCACHE_ALWAYS_INLINE void add_keys(const code_query (&queries)[Rows], const __m
 /// Where the logits of a run's row lie.
 inline constexpr std::size_t code_logits_step = cpu::decode_chunk + lanes;
 
+/// What the products of a query are added to.
+KVCACHE_ALWAYS_INLINE vec before(const code_query& query, float factor, const float* logits) noexcept {
+  return query.joins ? load(logits) : set1(query.bias * factor);
+}
+
 /// logits[row][token] = q . k * factor for the tokens of a segment; up to 15 behind them are written too. `Scales`:
 /// tokens have scales; else they have joined the query.
 template <unsigned Bits, bool Scales, std::size_t Rows>
@@ -164,7 +191,10 @@ KVCACHE_NOINLINE void code_logits(const code_form& form, const code_query (&quer
         if (g % most_scales == 0) {
           const std::size_t all = form.scales();
           load_scales(k, t, 2 * g, all - g, scale);
-          if (form.q.zero_points) load_scales(k, t, 2 * quantization::zero_point(g, all), all - g, zero);
+          if (form.q.zero_points) {
+            load_scales(k, t, 2 * quantization::zero_point(g, all), all - g, zero);
+            each<most_scales>([&](auto i) noexcept KVCACHE_INLINED { zero[i] = fma(scale[i], set1(8.0f), zero[i]); });
+          }
         }
       }
       __m512i acc[Rows][parts][places];
@@ -206,8 +236,8 @@ KVCACHE_NOINLINE void code_logits(const code_form& form, const code_query (&quer
       });
     }
     each<Rows>([&](auto r) noexcept KVCACHE_INLINED {
-      store(logits + r * code_logits_step + t,
-            fma(sum[r], set1(queries[r].unit * factor), set1(queries[r].bias * factor)));
+      float* const to = logits + r * code_logits_step + t;
+      store(to, fma(sum[r], set1(queries[r].unit * factor), before(queries[r], factor, to)));
     });
   }
 }
@@ -259,7 +289,7 @@ KVCACHE_NOINLINE void single_logits(const code_form& form, const code_query& que
       load_scales(k, t, 0, 1, scale);
       all = mul(all, scale[0]);
     }
-    store(logits + t, fma(all, set1(query.unit * factor), set1(query.bias * factor)));
+    store(logits + t, fma(all, set1(query.unit * factor), before(query, factor, logits + t)));
   }
 }
 

@@ -43,7 +43,14 @@ struct code_decoder {
     return {reinterpret_cast<std::byte*>(scratch + at.prepared() + head * at.dim / 2), sums,
             reinterpret_cast<std::int32_t*>(sums + most_scales)};
   }
+  /// What whole numbers miss of a query, where that goes by too.
+  [[nodiscard]] prepared_query rest(std::size_t head) const noexcept {
+    const prepared_query whole = prepared(head);
+    return {whole.bytes + k_form.size(), nullptr, whole.starts + most_scales};
+  }
   [[nodiscard]] float* units() const noexcept { return scratch + at.units(); }
+  /// 0 where nothing more goes by.
+  [[nodiscard]] float* rest_units() const noexcept { return scratch + at.rest_units(); }
   /// Added to every q . k: 0, what the keys' offset took from it, or no number.
   [[nodiscard]] float* excess() const noexcept { return scratch + at.excess(); }
   [[nodiscard]] float* output(std::size_t head) const noexcept { return scratch + at.output() + head * at.dim_v; }
@@ -70,6 +77,7 @@ struct code_decoder {
       excess()[head] = lost              ? std::bit_cast<float>(0x7fc0'0000u)
                        : common.shifts() ? cpu::key_shift(call, row, head)
                                          : 0.0f;
+      rest_units()[head] = 0;
       if (k_form.q.per_channel) continue;
       const std::size_t bytes_of_scale =
           k_form.q.group != 0 ? std::size_t{k_form.q.group} * k_form.q.bits / 8 : k_form.bytes();
@@ -87,8 +95,15 @@ struct code_decoder {
 
   template <unsigned Bits>
   float start_query(std::uint32_t head, std::size_t bytes_of_scale) const noexcept {
-    const float unit = prepare_query<Bits>(k_form, query(head), largest_of(k_form, query(head)), prepared(head));
+    const float largest = largest_of(k_form, query(head));
+    const float unit = prepare_query<Bits>(k_form, query(head), largest, prepared(head));
     sum_query<Bits>(k_form, query(head), unit, prepared(head), bytes_of_scale);
+    if constexpr (parts_of(Bits) == 1) {
+      if (is_uneven(k_form, query(head), largest)) {
+        rest_units()[head] = prepare_query<Bits, true>(k_form, query(head), largest, rest(head));
+        sum_query<Bits>(k_form, query(head), unit, rest(head), bytes_of_scale, false);
+      }
+    }
     return unit;
   }
 
@@ -181,7 +196,8 @@ struct code_decoder {
         s.count += c.segments[i + 1].count;
       chunk_lines& lines = first ? v_lines : none;
       const auto add_values = [&](auto values) noexcept {
-        values(v_form, logits + s.first, v.from(s.first), s.count, output(head), at.dim_v, lines);
+        values(v_form, logits + s.first, common.total + head * cpu::padding, v.from(s.first), s.count, output(head),
+               at.dim_v, lines);
       };
       if (v_form.q.bits == 8)
         v_form.q.per_channel ? add_values(code_values<8, value_scales::channels, Rows>)
@@ -215,6 +231,17 @@ struct code_decoder {
     code_query queries[Rows];
     for (std::size_t r = 0; r < Rows; ++r) queries[r] = {prepared(head + r), units()[head + r], excess()[head + r]};
     any_logits<Bits, true>(k_form, queries, k, s.count, factor, common.logits + s.first, lines);
+    if constexpr (parts_of(Bits) == 1)
+      for (std::size_t r = 0; r < Rows; ++r)
+        if (rest_units()[head + r] != 0) rest_logits({rest(head + r), rest_units()[head + r], 0, true}, k, s, r);
+  }
+  /// What whole numbers have missed joins the logits of one row.
+  void rest_logits(const code_query& query, const code_stream& k, const code_segment& s, std::size_t r) noexcept {
+    static constexpr float no_sums[most_scales] = {};
+    chunk_lines none;
+    code_query queries[1] = {query};
+    queries[0].at.sums = const_cast<float*>(no_sums);
+    any_logits<4, true>(k_form, queries, k, s.count, factor, common.logits + r * code_logits_step + s.first, none);
   }
 
   /// Scales of a block's channels join the queries first, zero points become one number for each row.
@@ -226,9 +253,9 @@ struct code_decoder {
     alignas(64) float scaled[Rows][1024];
     std::int32_t starts[Rows][2];
     vec largest[Rows];
-    vec zero[Rows];
+    vec bias[Rows];
     KVCACHE_UNROLL
-    for (std::size_t r = 0; r < Rows; ++r) largest[r] = zero[r] = set1(0.0f);
+    for (std::size_t r = 0; r < Rows; ++r) largest[r] = bias[r] = set1(0.0f);
     for (std::size_t p = 0; p < k_form.pieces(); ++p) {
       KVCACHE_UNROLL
       for (std::size_t half = 0; half < vectors; ++half) {
@@ -242,7 +269,7 @@ struct code_decoder {
             const vec product = mul(x, of.scale);
             store(scaled[r] + place, product);
             largest[r] = larger(magnitude(product), largest[r]);
-            if (k_form.q.zero_points) zero[r] = fma(x, of.zero, zero[r]);
+            if (k_form.q.zero_points) bias[r] = fma(x, of.middle, bias[r]);
           }
         }
       }
@@ -250,14 +277,17 @@ struct code_decoder {
     code_query queries[Rows];
     for (std::size_t r = 0; r < Rows; ++r) {
       const prepared_query to{bytes[r], nullptr, starts[r]};
-      const float unit = prepare_query<Bits>(k_form, scaled[r], _mm512_reduce_max_ps(largest[r]), to);
+      vec sum;
+      const float unit = prepare_query<Bits>(k_form, scaled[r], _mm512_reduce_max_ps(largest[r]), to, sum);
       start_channels<Bits>(to);
-      queries[r] = {to, unit, sum_of(zero[r]) + excess()[head + r]};
+      // Zero points are of the middle of the codes, which the query met before it was rounded.
+      if (k_form.q.zero_points) bias[r] = fma(sum, set1(-8.0f * unit), bias[r]);
+      queries[r] = {to, unit, sum_of(bias[r]) + excess()[head + r]};
     }
     any_logits<Bits, false>(k_form, queries, k, s.count, factor, common.logits + s.first, lines);
   }
 
-  /// As sum_query, for one scale.
+  /// As sum_query, for one scale. Where there are zero points, the middle of the codes is in the bias.
   template <unsigned Bits>
   void start_channels(const prepared_query& query) const noexcept {
     constexpr std::size_t parts = parts_of(Bits);

@@ -85,7 +85,8 @@ struct code_scratch {
   [[nodiscard]] constexpr std::size_t output() const noexcept { return sums() + heads * dim / 2; }  // [heads, dim_v]
   [[nodiscard]] constexpr std::size_t units() const noexcept { return output() + heads * dim_v; }   // [heads]
   [[nodiscard]] constexpr std::size_t excess() const noexcept { return units() + padded(heads); }   // [heads]
-  [[nodiscard]] constexpr std::size_t size() const noexcept { return excess() + padded(heads); }
+  [[nodiscard]] constexpr std::size_t rest_units() const noexcept { return excess() + padded(heads); }  // [heads]
+  [[nodiscard]] constexpr std::size_t size() const noexcept { return rest_units() + padded(heads); }
 };
 
 }  // namespace kvcache::detail::cpu

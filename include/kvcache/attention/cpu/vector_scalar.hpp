@@ -97,11 +97,12 @@ KVCACHE_ALWAYS_INLINE vec select(const mask& m, const vec& yes, const vec& no) n
 KVCACHE_ALWAYS_INLINE vec round(const vec& a) noexcept {
   return lanewise([&](std::size_t i) { return std::nearbyint(a.lane[i]); });
 }
-/// a * 2^n for whole n; 0 where n is below -126.
+/// a * 2^n for whole n; 0 where n is below -126. What is no number cannot become an integer: it is taken for one below,
+/// which leaves an `a` that is none none.
 KVCACHE_ALWAYS_INLINE vec scale(const vec& a, const vec& n) noexcept {
   return lanewise([&](std::size_t i) {
-    if (n.lane[i] < -126.0f) return 0.0f;
-    const auto exponent = static_cast<std::uint32_t>(static_cast<std::int32_t>(n.lane[i]) + 127) << 23;
+    const float whole = n.lane[i] >= -126.0f ? n.lane[i] : -127.0f;
+    const auto exponent = static_cast<std::uint32_t>(static_cast<std::int32_t>(whole) + 127) << 23;
     return a.lane[i] * std::bit_cast<float>(exponent);
   });
 }
