@@ -14,4 +14,5 @@
 #include <kvcache/cuda/fill_blocks.hpp>
 #include <kvcache/cuda/gather_blocks.hpp>
 #include <kvcache/cuda/launch.cuh>
+#include <kvcache/cuda/packed_plan.hpp>
 #include <kvcache/cuda/seal_blocks.hpp>
