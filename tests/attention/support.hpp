@@ -370,8 +370,9 @@ struct outcome {
 
 /// What the kernels of avx512_dot round off beyond f32, as a part of the largest output. Weights of bf16 are each off
 /// by 2^-8 of themselves at most. Whole numbers of 15 bits leave 2^-15 of the largest element of a query, those of 8
-/// bits 2^-8 of it: over 64 to 256 elements of either sign a logit is off by some 0.01 then, a few times as much at
-/// worst.
+/// bits 2^-8 of it, 3 as a rule: over elements of either sign, which meet codes of either sign, a logit is off by 0.007
+/// then, and by 2^-5 at worst; half as much again where keys are larger than 1, or alike. Weights of 8 bits leave less,
+/// for they sum up to what they were.
 inline double rounding_of(const shape& s, dtype_id k_dtype, dtype_id v_dtype, bool bf16_queries) {
   if (k_dtype == dtype_id::bfloat16 && v_dtype == dtype_id::bfloat16) return bf16_queries ? 0x1p-8 : 0;
   const auto whole_numbers = [](dtype_id id, std::uint32_t dim) {
@@ -383,7 +384,7 @@ inline double rounding_of(const shape& s, dtype_id k_dtype, dtype_id v_dtype, bo
   const unsigned k = whole_numbers(k_dtype, s.head_dim);
   const unsigned v = whole_numbers(v_dtype, s.v_dim());
   if (k == 0 || v == 0 || s.group >= 16) return 0;
-  return k == 8 && v == 8 ? 0x1p-11 : 0x1p-4;
+  return k == 4 ? 0x1.8p-5 : v == 4 ? 0x1p-6 : 0x1p-11;
 }
 template <class K, class V>
 double rounding_of(const shape& s, bool bf16_queries) {
