@@ -2,6 +2,8 @@
 // Shapes: heads, groups, blocks and strides, by the bodies of the device's kernels.
 #include "attention_support.hpp"
 
+#include <array>
+
 using namespace kvcache_test;
 
 namespace {
