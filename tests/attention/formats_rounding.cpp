@@ -27,8 +27,8 @@ struct measured {
 
   /// `element` is write_all's; it is called twice and has to say the same.
   template <class F, class Q>
-  measured(const shape& form, std::uint32_t length, const F& element, const Q& query) : s(form, {{1, length}}) {
-    scene<f32> wide(form, {{1, length}});
+  measured(const shape& form, std::uint32_t kv_tokens, const F& element, const Q& query) : s(form, {{1, kv_tokens}}) {
+    scene<f32> wide(form, {{1, kv_tokens}});
     s.write_all(element);
     wide.write_all(element);
     for (std::size_t i = 0; i < s.q.size(); ++i)
@@ -67,22 +67,22 @@ TEMPLATE_TEST_CASE("values beside one that has nearly all of the weight lose lit
   const bool per_channel = quantization_of(dtype_traits<typename TestType::v>::id).per_channel;
   for (const std::uint32_t group : {1u, 4u}) {
     const shape form{.block_size = 16, .kv_heads = 1, .group = group, .head_dim = 128};
-    for (const std::uint32_t length : {16u, 64u, 320u}) {
+    for (const std::uint32_t kv_tokens : {16u, 64u, 320u}) {
       for (const float above : {3.0f, 5.6f, 7.0f}) {
         for (const float bias : {0.0f, 16.0f}) {
           // Every 64th token is so far above the others, which are alike; values of channel 3 have a large mean.
-          numbers normal(length);
-          std::vector<float> v(std::size_t{length} * 128);
+          numbers normal(kv_tokens);
+          std::vector<float> v(std::size_t{kv_tokens} * 128);
           for (float& x : v) x = normal();
-          for (std::size_t t = 0; bias != 0 && t < length; ++t) v[t * 128 + 3] = bias + 0.1f * v[t * 128 + 3];
+          for (std::size_t t = 0; bias != 0 && t < kv_tokens; ++t) v[t * 128 + 3] = bias + 0.1f * v[t * 128 + 3];
           const measured<TestType> m(
-              form, length,
+              form, kv_tokens,
               [&](bool keys, std::size_t, std::uint32_t t, std::uint32_t, std::uint32_t d) {
                 return !keys ? v[t * 128 + d] : t % 64 == 0 ? above / std::sqrt(128.0f) : 0.0f;
               },
               [](std::uint32_t) { return 1.0f; });
           INFO(name(dtype_traits<typename TestType::v>::id)
-               << " group " << group << " length " << length << " above " << above << " bias " << bias);
+               << " group " << group << " kv_tokens " << kv_tokens << " above " << above << " bias " << bias);
           CHECK(m.added(any_channel) < 0.3);
           CHECK(m.added([&](std::uint32_t d) { return d / 32 != 0 || (per_channel && d != 3); }) < 0.3);
           // A mean stays what it is.
@@ -98,7 +98,7 @@ TEMPLATE_TEST_CASE("values near the smallest scale weigh what they are", "", int
                    int8_beside_int4) {
   for (const std::uint32_t group : {1u, 4u}) {
     const shape form{.block_size = 16, .kv_heads = 1, .group = group, .head_dim = 128};
-    constexpr std::uint32_t length = 640;
+    constexpr std::uint32_t kv_tokens = 640;
     const double exact = quantization_of(dtype_traits<typename TestType::v>::id).bits == 8 ? 2e-4 : 0.02;
     for (const float size : {1.0f, 1e-28f, 2e-30f, 8e-31f}) {
       // Far below the first token are the others, whose values are of the other sign.
@@ -107,7 +107,7 @@ TEMPLATE_TEST_CASE("values near the smallest scale weigh what they are", "", int
         const float x = 0.5f + 0.5f * static_cast<float>((t * 37 + d * 11) % 64) / 64.0f;
         return size * (t == 0 ? -x : x);
       };
-      const measured<TestType> m(form, length, element, [](std::uint32_t) { return 2.0f; });
+      const measured<TestType> m(form, kv_tokens, element, [](std::uint32_t) { return 2.0f; });
       double largest = 0;
       for (const double x : m.stored.out) largest = (std::max)(largest, std::fabs(x));
       REQUIRE(largest > static_cast<double>(size) * 0.2);
@@ -123,20 +123,20 @@ TEMPLATE_TEST_CASE("keys are seen beside a channel in which the query is large",
                    int4_channels) {
   for (const std::uint32_t group : {1u, 4u}) {
     const shape form{.block_size = 16, .kv_heads = 1, .group = group, .head_dim = 128};
-    constexpr std::uint32_t length = 512;
+    constexpr std::uint32_t kv_tokens = 512;
     for (const float channel : {1.0f, 8.0f, 30.0f, 300.0f, 2000.0f}) {
       for (const bool even : {false, true}) {  // where the others are alike, what they lose is
         numbers normal(7);
-        std::vector<float> k(std::size_t{length} * 128);
+        std::vector<float> k(std::size_t{kv_tokens} * 128);
         std::vector<float> v(k.size());
         for (float& x : k) x = normal();
         for (float& x : v) x = normal();
-        for (std::size_t t = 0; t < length; ++t) k[t * 128 + 40] = 0;
+        for (std::size_t t = 0; t < kv_tokens; ++t) k[t * 128 + 40] = 0;
         std::vector<float> q(128);
         for (float& x : q) x = even ? 1.0f : to_float(from_float<bf16>(normal()));
         q[40] = channel;
         const measured<TestType> m(
-            form, length,
+            form, kv_tokens,
             [&](bool keys, std::size_t, std::uint32_t t, std::uint32_t, std::uint32_t d) {
               return (keys ? k : v)[t * 128 + d];
             },
@@ -151,12 +151,12 @@ TEMPLATE_TEST_CASE("keys are seen beside a channel in which the query is large",
 TEMPLATE_TEST_CASE("whole numbers do not move all logits of a query together", "", int4, int4_asymmetric, int4_channels,
                    (kv_dtype<int4_grouped_asymmetric<128>>)) {
   const shape form{.block_size = 16, .kv_heads = 1, .group = 4, .head_dim = 128};
-  constexpr std::uint32_t length = 512;
+  constexpr std::uint32_t kv_tokens = 512;
   for (const cpu_isa isa : isas()) {
     double squares = 0;
     double count = 0;
     for (unsigned seed = 0; seed < 16; ++seed) {
-      scene_of<TestType> s(form, {{1, length}}, seed);
+      scene_of<TestType> s(form, {{1, kv_tokens}}, seed);
       const expectation e = expected<causal>(s);
       const outcome o = attend<causal>(s, {}, isa);
       for (std::size_t i = 0; i < e.lse.size(); ++i, ++count)
