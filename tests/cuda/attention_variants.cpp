@@ -11,6 +11,7 @@ TEMPLATE_TEST_CASE("Device attention holds for every variant", "[cuda]", causal,
   for (const std::uint32_t group : {1u, 7u})
     for (const std::uint32_t window : {2u, 64u, 65u}) {
       if (!TestType::features.window && window > 2) break;
+      if (!thorough && group == 1) continue;
       const scene<bf16> s({.block_size = 16, .kv_heads = 2, .group = group},
                           {{1, 130}, {20, 70}, {5, 90}, {1, 1}, {0, 9}, {3, 2}, {1, 0}, {1, 1200}}, group);
       const given g = values_for<TestType>(s, window, group);

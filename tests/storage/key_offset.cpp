@@ -71,7 +71,12 @@ bytes stored(storage<Policies> pool, const std::vector<K>& k, const std::vector<
 template <class Policies>
 storage<Policies> make_pool() {
   const std::uint32_t tails = storage<Policies>::seals_blocks ? 5 : 0;
-  return storage<Policies>(shape, {.blocks = 6, .block_size = block_size, .tail_blocks = tails, .wide_layers = wide});
+  constexpr kv_format stored = storage<Policies>::format;
+  const bool narrow = bits(stored.k) < 16 || bits(stored.v) < 16;
+  return storage<Policies>(shape, {.blocks = 6,
+                                   .block_size = block_size,
+                                   .tail_blocks = tails,
+                                   .wide_layers = std::span(wide).first(narrow ? wide.size() : 0)});
 }
 
 /// Keys as they are in layer 1, with an offset in layers 0 and 2.

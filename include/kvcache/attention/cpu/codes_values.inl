@@ -43,8 +43,7 @@ KVCACHE_ALWAYS_INLINE vec inverse_of(vec largest, float most) noexcept {
 KVCACHE_ALWAYS_INLINE mask much_is_missing(vec missing, vec sum, const float* weights, std::size_t count,
                                            const float* total) noexcept {
   missing = magnitude(missing);
-  if (!any(less(mul(sum, set1(most_missing)), missing))) [[likely]]
-    return 0;
+  if (!any(less(mul(sum, set1(most_missing)), missing))) return 0;
   vec of_segment = set1(0.0f);
   for (std::size_t t = 0; t < count; t += lanes)
     of_segment = add(of_segment, _mm512_maskz_loadu_ps(lanes_there(count, t), weights + t));
@@ -221,7 +220,7 @@ KVCACHE_ALWAYS_INLINE mask weigh_grouped(const float* weights, std::size_t count
       _mm512_store_si512(to.bytes + t * 4, bytes);
     }
   };
-  if (rest || any(less(all, set1(lifted_below)))) [[unlikely]]
+  if (rest || any(less(all, set1(lifted_below))))
     round_all(std::false_type{});
   else
     round_all(std::true_type{});
