@@ -232,6 +232,12 @@ struct chunks {
       copy_scales<v_plane>(c, from.v_scales, to + v_begin + v_plane::scales_begin, s.v_odd[stage]);
   }
 
+  /// `bytes` behind an address that need not be one: that of no token, or what is there where a barrier is missing.
+  KVCACHE_DEVICE_INLINE static const std::byte* behind(const std::byte* address, int bytes) {
+    return reinterpret_cast<const std::byte*>(reinterpret_cast<std::uintptr_t>(address) +
+                                              static_cast<std::uintptr_t>(std::intptr_t{bytes}));
+  }
+
   template <unsigned Bytes, context C>
   KVCACHE_DEVICE_INLINE static void copy_rows(C& c, const addresses& from, std::byte* to, bool waiting) {
     if constexpr (mixed) {
@@ -253,7 +259,8 @@ struct chunks {
         const unsigned token = i / pieces;
         const unsigned piece = i % pieces;
         const std::byte* const row = from[token];
-        c.template copy_async<Bytes>(to + token * Stride + piece * Bytes, row + piece * Bytes, row != nullptr);
+        c.template copy_async<Bytes>(to + token * Stride + piece * Bytes, behind(row, static_cast<int>(piece * Bytes)),
+                                     row != nullptr);
       }
     }
   }
@@ -268,7 +275,7 @@ struct chunks {
       const auto over = static_cast<unsigned>(reinterpret_cast<std::uintptr_t>(first) % 4);
       if (word == 0) odd[set] = static_cast<std::uint8_t>(over);
       const bool there = first != nullptr && word * 4 < over + Plane::scale_bytes;
-      c.template copy_async<4>(to + i * 4, first - over + word * 4, there);
+      c.template copy_async<4>(to + i * 4, behind(first, static_cast<int>(word * 4) - static_cast<int>(over)), there);
     }
   }
 };
