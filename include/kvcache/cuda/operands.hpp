@@ -20,12 +20,12 @@ namespace kvcache::device {
 
 /// What is stored, rotated or not.
 template <class Stored>
-struct without_rotation {
+struct turned {
   using type = Stored;
   static constexpr bool rotated = false;
 };
 template <class Stored>
-struct without_rotation<kvcache::rotated<Stored>> {
+struct turned<kvcache::rotated<Stored>> {
   using type = Stored;
   static constexpr bool rotated = true;
 };
@@ -47,10 +47,10 @@ KVCACHE_DEVICE_INLINE T read_shared(const std::byte* from) {
 
 template <class Stored>
 struct stored_as {
-  using type = typename without_rotation<Stored>::type;
+  using type = typename turned<Stored>::type;
   static constexpr dtype_id id = dtype_traits<type>::id;
   static constexpr quantization codes = quantization_of(id);
-  static constexpr bool rotated = without_rotation<Stored>::rotated;
+  static constexpr bool rotated = turned<Stored>::rotated;
   static constexpr unsigned bits = dtype_traits<type>::bits;
   static constexpr bool is_fp8 = id == dtype_id::float8_e4m3 || id == dtype_id::float8_e5m2;
   static constexpr bool scale_per_token = id == dtype_id::int8_per_token;
